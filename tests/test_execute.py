@@ -9,8 +9,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from helpers.records import MIME
 from helpers.rerun.execute import main, write_notebook
-from helpers.rerun.record import METADATA_KEY
+from helpers.rerun.record import METADATA_KEY, current_record
 
 
 def run(book: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -99,6 +100,27 @@ def test_a_failing_cell_is_named_and_the_committed_file_stays(
         "plain.ipynb",
         "waves.ipynb",
     ]
+
+
+def test_a_claim_that_fails_is_named(mini_book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = mini_book / "book/plain.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    number = {"output_type": "display_data", "data": {MIME: "0.25"}, "metadata": {"scrapbook": {"name": "plain-claim"}}}
+    notebook.cells[1].outputs = [nbformat.from_dict(number)]
+    notebook.metadata[METADATA_KEY] = current_record(notebook, mini_book)
+    write_notebook(notebook, path)
+    claim = (
+        '[[claim]]\nid = "plain-claim"\nchapter = "plain"\nwhose = "ours"\nsentence = "It is plain."\n'
+        'statistic = "plainness"\nbound_from = "theory"\nat_least = '
+    )
+    check = ["--root", str(mini_book), "--check", "plain"]
+    for bound, status, lines in [
+        (0.2, 0, []),
+        (0.3, 1, ["plain: the claim plain-claim fails: 0.25 is not ≥ 0.3"]),
+    ]:
+        (mini_book / "book/claims.toml").write_text(f"{claim}{bound}\n", encoding="utf-8")
+        assert main(check) == status
+        assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_an_interrupted_write_leaves_the_old_file(mini_book: Path, monkeypatch: pytest.MonkeyPatch) -> None:

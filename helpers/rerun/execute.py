@@ -19,6 +19,7 @@ from jupyter_client.kernelspec import NoSuchKernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, CellExecutionError
 
+from helpers.claims import verify_notebook
 from helpers.rerun.record import METADATA_KEY, chapters, current_record, find_root, stale_parts, unlisted
 
 KERNEL = "python3"
@@ -100,11 +101,13 @@ def select(names: Sequence[str], known: dict[str, Path]) -> dict[str, Path]:
 
 def check(selected: dict[str, Path], root: Path) -> list[str]:
     """Return one line per problem: a stale chapter and what changed, or a recorded claim that does not hold."""
+    table = root / "book" / "claims.toml"
     problems = []
     for name, path in selected.items():
-        changed = stale_parts(nbformat.read(path, as_version=4), root)
-        if changed:
+        if changed := stale_parts(nbformat.read(path, as_version=4), root):
             problems.append(f"{name} is stale: {', '.join(changed)} (make execute re-runs it)")
+        elif table.is_file():
+            problems += verify_notebook(path, table)
     return problems
 
 
