@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from helpers.validation import require, require_choice
+from helpers.validation import require_choice, require_integer
 
 STREAMS = ("model", "data", "evaluation")
 
@@ -13,9 +13,10 @@ def generator(seed: int, stream: str, *path: int) -> torch.Generator:
 
     ``stream`` separates initial weights (``model``) from training data (``data``) from test data (``evaluation``), so
     the same ``seed`` never feeds two of them. ``path`` separates further draws of one stream (a length, say). Streams
-    are derived with numpy's ``SeedSequence``, so nearby seeds are unrelated.
+    are derived with numpy's ``SeedSequence``, so nearby seeds are unrelated; stream and path are its spawn key, because
+    entropy alone is padded with zeros and would make the path () equal to (0,). torch's CPU generator uses 32 bits.
     """
-    require(isinstance(seed, int) and seed >= 0, "seed", seed, "an integer ≥ 0")
+    require_integer("seed", seed, 0)
     require_choice("stream", stream, STREAMS)
-    state = np.random.SeedSequence([seed, STREAMS.index(stream), *path]).generate_state(2, np.uint32)
-    return torch.Generator().manual_seed((int(state[0]) << 31) | (int(state[1]) >> 1))
+    sequence = np.random.SeedSequence(seed, spawn_key=(STREAMS.index(stream), *path))
+    return torch.Generator().manual_seed(int(sequence.generate_state(1)[0]))

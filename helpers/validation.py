@@ -2,12 +2,19 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral
 
 
 def require(ok: bool, field: str, value: object, allowed: str) -> None:
     """Raise ``ValueError`` naming the field, the value and what is allowed, unless ``ok``."""
     if not ok:
         raise ValueError(f"{field}={value!r} is not allowed: {field} must be {allowed}")
+
+
+def require_integer(field: str, value: object, least: int) -> None:
+    """Raise ``ValueError`` unless ``value`` is an integer (numpy's count, ``True`` and ``2.0`` do not) of at least ``least``."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    require(whole and value >= least, field, value, f"an integer ≥ {least}")
 
 
 def require_choice(field: str, value: str, choices: Iterable[str]) -> None:
