@@ -7,12 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from helpers.devices import resolve_device
 from helpers.encodings.base import Parameters
 from helpers.heads import HeadBatch, HeadSettings, batches
 from helpers.progress import progress
 from helpers.seeding import generator
-from helpers.validation import require, require_choice
+from helpers.validation import require, require_choice, require_integer
 
 OPTIMISERS = ("adam", "sgd", "ngd", "polyak")
 LENGTHS = ("fixed", "mixed")
@@ -61,8 +60,8 @@ class TrainSettings:
         require_choice("objective", self.objective, OBJECTIVES)
         require_choice("on_failure", self.on_failure, ("raise", "report"))
         require(self.learning_rate > 0, "learning_rate", self.learning_rate, "a number > 0")
-        require(self.steps >= 0, "steps", self.steps, "an integer ≥ 0")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "an integer ≥ 1")
+        require_integer("steps", self.steps, 0)
+        require_integer("batch_size", self.batch_size, 1)
         require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "a number ≥ 0")
         wrong = [step for step in self.snapshots if not 0 <= step <= self.steps]
         require(not wrong, "snapshots", wrong, f"steps in 0 … {self.steps}")
@@ -114,19 +113,21 @@ class Draws:
 def draw(
     batch: HeadBatch, training: TrainSettings, generators: Sequence[torch.Generator], steps: int, dtype: torch.dtype
 ) -> Draws:
-    """Data for ``steps`` steps. A head's stream depends on its own settings and seed only."""
+    """Data for ``steps`` steps. A head's stream depends on its own settings and seed only.
+
+    No tokens are drawn for the positional objective (``batch`` is 0).
+    """
     size = batch.heads[0].train_length
-    tokens = torch.zeros(len(batch), steps, training.batch_size, size, dtype=torch.long)
+    batch_size = training.batch_size if training.objective == "sampled" else 0
+    tokens = torch.zeros(len(batch), steps, batch_size, size, dtype=torch.long)
     lengths = torch.full((len(batch), steps), size)
     positions = torch.zeros(len(batch), steps, size, dtype=torch.long)
     for h, (head, source) in enumerate(zip(batch.heads, generators, strict=True)):
         if training.lengths == "mixed":
             lengths[h] = torch.randint(head.offset + 1, size + 1, (steps,), generator=source)
         positions[h] = head.encoding.position_ids(size, source, steps)
-        if training.objective == "sampled":
-            drawn = head.task.tokens(steps * training.batch_size, size, source)
-            tokens[h] = drawn.view(steps, training.batch_size, size)
-    answer = (lengths - 1 - batch.offsets.cpu()[:, None])[..., None, None].expand(-1, -1, training.batch_size, 1)
+        tokens[h] = head.task.tokens(steps * batch_size, size, source).view(steps, batch_size, size)
+    answer = (lengths - 1 - batch.offsets.cpu()[:, None])[..., None, None].expand(-1, -1, batch_size, 1)
     matches = (tokens == tokens.gather(-1, answer)).to(dtype)
     moved = (part.to(batch.device) for part in (matches, tokens, lengths, positions))
     return Draws(*moved)
@@ -147,18 +148,21 @@ def head_losses(
     if batch.heads[0].normalisation == "linear":
         loss = linear_loss(batch, training, draws, step, logits.masked_fill(absent, 0.0), target)
         return loss, loss
-    logits = logits.masked_fill(absent, -torch.inf)
     if training.objective == "positional":
         chosen = torch.zeros_like(absent).scatter(1, target, True)
-        minus_margins = (logits - logits.gather(1, target)).masked_fill(chosen, -torch.inf)
+        nothing = torch.finfo(logits.dtype).min  # −∞ would make the gradient of an empty sum NaN
+        minus_margins = (logits - logits.gather(1, target)).masked_fill(chosen | absent, nothing)
         surrogate = minus_margins.logsumexp(-1)
         return torch.nn.functional.softplus(surrogate), surrogate
-    # p(y) and its complement are both sums of weights: log p(y) = −softplus(log-odds), exact at any margin.
+    # −log p(y) = softplus(log of the odds against y): p(y) and its complement are both sums of weights, so no rounding
+    # at any margin; below the smallest normal number a sum counts as that number.
+    logits = logits.masked_fill(absent, -torch.inf)
     weights = (logits - logits.amax(-1, keepdim=True).detach()).exp()
     matches = draws.matches[:, step]
-    right = (matches * weights[:, None]).sum(-1)
-    wrong = ((1 - matches) * weights[:, None]).sum(-1)
-    loss = torch.log1p(wrong / right).mean(-1)
+    smallest = torch.finfo(weights.dtype).tiny
+    right = (matches * weights[:, None]).sum(-1).clamp_min(smallest)
+    wrong = ((1 - matches) * weights[:, None]).sum(-1).clamp_min(smallest)
+    loss = torch.nn.functional.softplus(wrong.log() - right.log()).mean(-1)
     return loss, loss
 
 
@@ -177,18 +181,26 @@ def linear_loss(
 
 
 def per_head_norm(gradients: list[Tensor]) -> Float[Tensor, "heads"]:
-    """The Euclidean norm of each head's whole gradient."""
-    return torch.stack([gradient.flatten(1).square().sum(-1) for gradient in gradients]).sum(0).sqrt()
+    """The Euclidean norm of each head's whole gradient, safe where its square would underflow."""
+    largest = torch.stack([gradient.flatten(1).abs().amax(-1) for gradient in gradients]).amax(0)
+    unit = largest.where(largest > 0, 1.0)
+    scaled = (gradient.flatten(1) / unit[:, None] for gradient in gradients)
+    return unit * torch.stack([part.square().sum(-1) for part in scaled]).sum(0).sqrt()
 
 
 def scale_gradients(optimiser: str, gradients: list[Tensor], losses: Tensor) -> None:
-    """In place: the per-head step rule of ``ngd`` and ``polyak``; the others keep their gradients."""
+    """In place: the per-head step rule of ``ngd`` and ``polyak``; the others keep their gradients.
+
+    A head whose gradient is zero stays where it is.
+    """
     if optimiser not in ("ngd", "polyak"):
         return
-    norm = per_head_norm(gradients).clamp_min(torch.finfo(losses.dtype).tiny)
-    scale = 1 / norm if optimiser == "ngd" else losses.detach() / norm.square()
+    norm = per_head_norm(gradients)
+    unit = norm.where(norm != 0, 1.0)
+    size = losses.detach() / unit if optimiser == "polyak" else torch.ones_like(unit)
     for gradient in gradients:
-        gradient.mul_(scale.view(-1, *(1,) * (gradient.ndim - 1)))
+        shape = (-1, *(1,) * (gradient.ndim - 1))
+        gradient.div_(unit.view(shape)).mul_(size.view(shape))
 
 
 def make_optimiser(parameters: list[Tensor], training: TrainSettings) -> torch.optim.Optimizer:
@@ -198,9 +210,11 @@ def make_optimiser(parameters: list[Tensor], training: TrainSettings) -> torch.o
     return torch.optim.SGD(parameters, lr=training.learning_rate, weight_decay=0.0)
 
 
-def train_batch(heads: Sequence[HeadSettings], training: TrainSettings, device: str = "cpu", dtype: torch.dtype = torch.float64) -> Trained:
+def train_batch(
+    heads: Sequence[HeadSettings], training: TrainSettings, device: str = "cpu", dtype: torch.dtype = torch.float64
+) -> Trained:
     """Train heads of one structure together; see ``train`` for the rest."""
-    batch = HeadBatch(heads, resolve_device(device), dtype)
+    batch = HeadBatch(heads, device, dtype)
     parameters = list(batch.parameters.values())
     for parameter in parameters:
         parameter.requires_grad_(True)
@@ -213,7 +227,7 @@ def train_batch(heads: Sequence[HeadSettings], training: TrainSettings, device: 
 
     for step in progress(range(training.steps), "training", training.steps):
         if step % CHUNK == 0:
-            draws = draw(batch, training, generators, min(CHUNK, training.steps - step), dtype)
+            draws = draw(batch, training, generators, CHUNK, dtype)  # a full chunk at the end too: runs share prefixes
         loss, surrogate = head_losses(batch, training, draws, step % CHUNK)
         losses[:, step] = loss.detach()
         if stop_diverged(batch, training, alive, loss.detach(), step):
@@ -234,11 +248,14 @@ def train_batch(heads: Sequence[HeadSettings], training: TrainSettings, device: 
         if step + 1 in training.snapshots:
             snapshots[step + 1] = detached(batch)
 
+    finite = torch.stack([parameter.detach().flatten(1).isfinite().all(-1) for parameter in parameters]).all(0)
+    stop_diverged(batch, training, alive, losses.new_zeros(len(batch)).where(finite, torch.nan), training.steps)
     batch.parameters = detached(batch)
     trained = Trained(batch, training, losses.cpu(), [], snapshots)
     fits = (trained.final_loss() <= training.fit_loss).tolist() if training.steps else [False] * len(batch)
     trained.status = [
-        "fitted" if fit else "not fitted" if lives else "diverged" for fit, lives in zip(fits, alive.tolist(), strict=True)
+        "diverged" if not lives else "fitted" if fit else "not fitted"
+        for fit, lives in zip(fits, alive.tolist(), strict=True)
     ]
     return trained
 
@@ -251,7 +268,7 @@ def detached(batch: HeadBatch) -> Parameters:
 def stop_diverged(
     batch: HeadBatch, training: TrainSettings, alive: Bool[Tensor, "heads"], loss: Float[Tensor, "heads"], step: int
 ) -> bool:
-    """Mark heads whose loss is not finite as dead, or raise ``TrainingDiverged`` naming them. True if there were any."""
+    """Mark heads whose loss is not finite as dead, or raise ``TrainingDiverged`` naming them; say if any were."""
     bad = alive & ~loss.isfinite()
     if not bool(bad.any()):
         return False
