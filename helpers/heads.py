@@ -1,10 +1,11 @@
-"""The minimal head, as a batch: one position-only attention head for every (seed, offset, setting), trained side by side.
+"""The minimal head, as a batch: one position-only attention head a (seed, offset, setting), trained side by side.
 
 The head of the paper's §1 has one-hot values and an identity read-out, so its output distribution is
 p(v) = Σ_j a_j 1[x_j = v]: attention is the only thing that can learn. Its logits depend on positions alone.
 """
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -12,12 +13,12 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from helpers.devices import require_dtype
+from helpers.devices import resolve_device
 from helpers.encodings import Encoding, ModelShape, Rotary
 from helpers.encodings.base import Parameters
 from helpers.seeding import generator
 from helpers.tasks import FixedOffsetRetrieval
-from helpers.validation import require, require_choice
+from helpers.validation import require, require_choice, require_integer
 
 QUERIES = ("shared", "positional")
 PARAMETERISATIONS = ("factored", "direct")
@@ -48,18 +49,21 @@ class HeadSettings:
 
     def __post_init__(self) -> None:
         require(isinstance(self.encoding, Encoding), "encoding", self.encoding, "an Encoding (see encodings.registry)")
-        require(self.train_length >= 1, "train_length", self.train_length, "an integer ≥ 1")
-        require(0 <= self.offset < self.train_length, "offset", self.offset, f"in 0 … train_length - 1 = {self.train_length - 1}")
-        require(self.head_dim >= 1, "head_dim", self.head_dim, "an integer ≥ 1")
+        require_integer("train_length", self.train_length, 1)
+        require_integer("offset", self.offset, 0)
+        last = self.train_length - 1
+        require(self.offset <= last, "offset", self.offset, f"in 0 … train_length - 1 = {last}")
+        require_integer("head_dim", self.head_dim, 1)
         require(self.init_std >= 0, "init_std", self.init_std, "a number ≥ 0")
-        require(isinstance(self.seed, int) and self.seed >= 0, "seed", self.seed, "an integer ≥ 0")
+        require_integer("seed", self.seed, 0)
         require_choice("query", self.query, QUERIES)
         require_choice("parameterisation", self.parameterisation, PARAMETERISATIONS)
         require_choice("normalisation", self.normalisation, NORMALISATIONS)
         self.encoding.validate(ModelShape(self.head_dim, self.head_dim))
         has_carriers = self.encoding.carrier_features(torch.zeros(1, dtype=torch.long), self.head_dim) is not None
-        require(self.parameterisation != "direct" or has_carriers, "parameterisation", self.parameterisation, f"factored for the encoding {self.encoding.name!r}, which has no carriers")
-        self.task  # validates vocab_size
+        allowed = f"factored for the encoding {self.encoding.name!r}, which has no carriers"
+        require(has_carriers or self.parameterisation != "direct", "parameterisation", self.parameterisation, allowed)
+        FixedOffsetRetrieval(self.vocab_size, self.offset)  # validates vocab_size
 
     @property
     def task(self) -> FixedOffsetRetrieval:
@@ -96,11 +100,13 @@ class HeadBatch:
     ``parameters`` maps names to tensors of shape (heads, …). ``ValueError`` if the heads differ in structure.
     """
 
-    def __init__(self, heads: Sequence[HeadSettings], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, heads: Sequence[HeadSettings], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64
+    ) -> None:
         require(len(heads) > 0, "heads", list(heads), "at least one HeadSettings")
-        require(len({head.structure for head in heads}) == 1, "heads", len(heads), "of one structure (HeadSettings.structure)")
-        self.heads, self.device = tuple(heads), torch.device(device)
-        require_dtype(self.device, dtype)
+        same = len({head.structure for head in heads}) == 1
+        require(same, "heads", len(heads), "of one structure (HeadSettings.structure)")
+        self.heads, self.device = tuple(heads), resolve_device(device, dtype)
         single = [initial_parameters(head) for head in heads]
         self.parameters: Parameters = {
             name: torch.stack([parameters[name] for parameters in single]).to(self.device, dtype) for name in single[0]
@@ -119,13 +125,13 @@ class HeadBatch:
         at_query = positions.expand(len(self), -1).gather(1, query_index[:, None])
         if "amplitudes" in p:
             features = self.encoding.carrier_features(at_query - positions, p["amplitudes"].shape[-1])
-            return (features.to(p["amplitudes"].dtype) * p["amplitudes"][:, None]).sum(-1)
+            return (features.to(p["amplitudes"]) * p["amplitudes"][:, None]).sum(-1)
         d = self.heads[0].head_dim
         rows = self.encoding.rows(positions, p, d)
         if rows is None:
             query, keys = p["query"][:, None], p["key"][:, None].expand(-1, positions.shape[1], -1)
         else:
-            rows = rows.to(p["w_key"].dtype)
+            rows = rows.to(p["w_key"])
             at_end = rows.expand(len(self), -1, -1).gather(1, query_index[:, None, None].expand(-1, 1, d))
             query = (p["shared_query"][:, None] if "shared_query" in p else at_end) @ p["w_query"].mT
             keys = rows @ p["w_key"].mT
@@ -155,6 +161,26 @@ class HeadBatch:
         carriers = self.encoding.carriers(self.parameters["query"], self.parameters["key"]) if has_content else None
         require(carriers is not None, "encoding", self.encoding.name, "one with carriers (a rotary one)")
         return carriers
+
+    def query_direction(self) -> Float[Tensor, "heads width"]:
+        """û, the unit vector along W_Kᵀ W_Q u: a head with a shared query ranks position rows by p_j·û (T5).
+
+        ``ValueError`` for heads whose query is not shared or not made of rows.
+        """
+        p = self.parameters
+        require("shared_query" in p, "query", self.heads[0].query, "shared, with an encoding that adds rows")
+        direction = (p["shared_query"][:, None] @ p["w_query"].mT @ p["w_key"]).squeeze(1)
+        return direction / direction.norm(dim=-1, keepdim=True)
+
+    def select(self, index: Sequence[int]) -> "HeadBatch":
+        """The heads at ``index``, in that order and with repeats, as a batch that shares no memory with this one."""
+        require(len(index) > 0, "index", index, "at least one head")
+        chosen = copy(self)
+        chosen.heads = tuple(self.heads[i] for i in index)
+        where = torch.as_tensor(index, device=self.device)
+        chosen.parameters = {name: value.detach()[where] for name, value in self.parameters.items()}
+        chosen.offsets = self.offsets[where]
+        return chosen
 
 
 def batches(heads: Iterable[HeadSettings]) -> list[list[HeadSettings]]:

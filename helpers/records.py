@@ -16,7 +16,7 @@ def record(values: Mapping[str, float]) -> None:
 
 
 def read_records(notebook: Path | nbformat.NotebookNode) -> dict[str, float]:
-    """The numbers that ``record`` stored in an executed notebook, in order; a name recorded twice keeps its last value."""
+    """The numbers that ``record`` stored in an executed notebook, in order; of a name recorded twice the last value."""
     if not isinstance(notebook, nbformat.NotebookNode):
         notebook = nbformat.read(notebook, as_version=4)
     outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]

@@ -12,7 +12,7 @@ def require(ok: bool, field: str, value: object, allowed: str) -> None:
 
 
 def require_integer(field: str, value: object, least: int) -> None:
-    """Raise ``ValueError`` unless ``value`` is an integer (numpy's count, ``True`` and ``2.0`` do not) of at least ``least``."""
+    """Raise ``ValueError`` unless ``value`` is an integer ≥ ``least`` (numpy's count; ``True`` and ``2.0`` do not)."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     require(whole and value >= least, field, value, f"an integer ≥ {least}")
 

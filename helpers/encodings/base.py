@@ -73,16 +73,14 @@ class Encoding:
         """What is added to the logits, on top of q·k/√d; None for nothing."""
         return None
 
-    def carrier_features(
-        self, deltas: Int[Tensor, "*shape"], head_dim: int
-    ) -> Float[Tensor, "*shape head_dim"] | None:
+    def carrier_features(self, deltas: Int[Tensor, "*shape"], head_dim: int) -> Float[Tensor, "*shape head_dim"] | None:
         """φ(δ) of an encoding whose constant-content kernel is ⟨w, φ(δ)⟩ (rotary ones); None for the others."""
         return None
 
     def carriers(
         self, query: Float[Tensor, "*models head_dim"], key: Float[Tensor, "*models head_dim"]
     ) -> Tensor | None:
-        """The complex amplitudes c_r of the kernel that constant ``query`` and ``key`` vectors make; None if not rotary."""
+        """The complex amplitudes c_r of the kernel of constant ``query`` and ``key`` vectors; None if not rotary."""
         return None
 
 

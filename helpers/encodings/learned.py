@@ -8,7 +8,7 @@ from torch import Tensor
 
 from helpers.encodings import registry
 from helpers.encodings.base import Encoding, ModelShape, Parameters
-from helpers.validation import require
+from helpers.validation import require, require_integer
 
 
 @registry.register
@@ -28,7 +28,7 @@ class Learned(Encoding):
     relative = False
 
     def __post_init__(self) -> None:
-        require(self.table_length >= 1, "table_length", self.table_length, "an integer ≥ 1")
+        require_integer("table_length", self.table_length, 1)
         require(self.row_std > 0, "row_std", self.row_std, "a number > 0")
 
     def initial_parameters(self, shape: ModelShape, generator: torch.Generator) -> Parameters:

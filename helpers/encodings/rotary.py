@@ -22,8 +22,12 @@ def frequencies(head_dim: int, base: float = 10_000.0) -> Float[Tensor, "num_car
 def angles(
     positions: Int[Tensor, "*shape"], theta: Float[Tensor, "num_carriers"]
 ) -> Float[Tensor, "*shape num_carriers"]:
-    """position · θ_r, in float64: at long range float32 angles would lose the phase."""
-    return positions[..., None].to(torch.float64) * theta.to(positions.device)
+    """position · θ_r, in float64: at long range float32 angles would lose the phase.
+
+    On the positions' device, but for MPS, which has no float64: then on the CPU.
+    """
+    device = "cpu" if positions.device.type == "mps" else positions.device
+    return positions[..., None].to(device, torch.float64) * theta.to(device)
 
 
 @registry.register
@@ -68,7 +72,7 @@ class Rotary(Encoding):
         self, vectors: Float[Tensor, "models *rest length head_dim"], positions: Int[Tensor, "models length"]
     ) -> Float[Tensor, "models *rest length head_dim"]:
         phase = angles(spread_over(positions, vectors), self.frequencies(vectors.shape[-1]))
-        cos, sin = phase.cos().to(vectors.dtype), phase.sin().to(vectors.dtype)
+        cos, sin = phase.cos().to(vectors), phase.sin().to(vectors)
         first, second = self._split(vectors)
         return self._join(first * cos - second * sin, first * sin + second * cos)
 
@@ -82,8 +86,8 @@ class Rotary(Encoding):
     ) -> Complex[Tensor, "*models num_carriers"]:
         """c_r = conj(q_r)·κ_r/√d, the complex amplitudes of f(δ) = Σ_r Re(c_r e^{−iθ_r δ}).
 
-        Turning q by iθ_r and κ by jθ_r gives q·κ = Σ_r Re(q_r conj(κ_r) e^{iθ_r δ}) with δ = i − j; the conjugate of the
-        product is the amplitude of e^{−iθ_r δ}, whose phase is θ_r k when the carrier peaks at offset k.
+        Turning q by iθ_r and κ by jθ_r gives q·κ = Σ_r Re(q_r conj(κ_r) e^{iθ_r δ}) with δ = i − j; the conjugate of
+        the product is the amplitude of e^{−iθ_r δ}, whose phase is θ_r k when the carrier peaks at offset k.
         """
         q, k = torch.complex(*self._split(query)), torch.complex(*self._split(key))
         return q.conj() * k / query.shape[-1] ** 0.5

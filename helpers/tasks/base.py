@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from helpers.validation import require
+from helpers.validation import require, require_integer
 
 IGNORE = -100  # the label of a position that is not scored; torch's cross-entropy skips it
 
@@ -25,7 +25,7 @@ class Task:
     title: ClassVar[str]
 
     def __post_init__(self) -> None:
-        require(self.vocab_size >= 2, "vocab_size", self.vocab_size, "an integer ≥ 2")
+        require_integer("vocab_size", self.vocab_size, 2)
 
     @property
     def min_length(self) -> int:

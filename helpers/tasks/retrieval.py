@@ -8,7 +8,7 @@ from torch import Tensor
 
 from helpers.tasks import registry
 from helpers.tasks.base import IGNORE, Task
-from helpers.validation import require
+from helpers.validation import require_integer
 
 
 @registry.register
@@ -26,7 +26,7 @@ class FixedOffsetRetrieval(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.offset >= 0, "offset", self.offset, "an integer ≥ 0")
+        require_integer("offset", self.offset, 0)
 
     @property
     def min_length(self) -> int:
