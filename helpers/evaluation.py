@@ -41,8 +41,11 @@ def sampled_accuracy(
 ) -> tuple[float, float]:
     """``(accuracy, standard error)`` of ``correct`` over ``samples`` sequences.
 
-    The error is that of a proportion under the Agresti–Coull correction, so that it is not 0 at accuracy 0 or 1.
+    The error is that of a proportion under the Agresti–Coull correction, so that it is not 0 at accuracy 0 or 1. Both
+    are NaN if the weights are not finite (a head that diverged).
     """
+    if not bool(weights.isfinite().all()):
+        return float("nan"), float("nan")
     right = int(correct(weights, vocab_size, offset, samples, source).sum())
     shrunk = (right + 2) / (samples + 4)
     return right / samples, (shrunk * (1 - shrunk) / (samples + 4)) ** 0.5

@@ -1,6 +1,7 @@
 """Figures: tidy rows in, Axes out. One style, and one colour per encoding in every chapter."""
 
 from collections.abc import Sequence
+from itertools import cycle
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -13,7 +14,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 
 
 def use_style() -> None:
-    """The book's figure style: opaque white background (readable in dark mode), 150 dpi, colour-blind-safe palette."""
+    """The book's figure style: opaque white background (readable in dark mode), 110 dpi, colour-blind-safe palette."""
     sns.set_theme(style="ticks", palette="colorblind", context="notebook")
     plt.rcParams.update(
         {
@@ -58,7 +59,12 @@ def band(
     median = grouped.median()
     (drawn,) = ax.plot(median.index, median, **({"marker": "o", "markersize": 4} | line))
     ax.fill_between(
-        median.index, grouped.quantile(quantiles[0]), grouped.quantile(quantiles[1]), color=drawn.get_color(), alpha=0.18, lw=0
+        median.index,
+        grouped.quantile(quantiles[0]),
+        grouped.quantile(quantiles[1]),
+        color=drawn.get_color(),
+        alpha=0.18,
+        lw=0,
     )
     return ax
 
@@ -66,10 +72,12 @@ def band(
 def by_encoding(rows: pd.DataFrame, y: str = "accuracy", x: str = "length", ax: Axes | None = None) -> Axes:
     """One ``band`` an encoding, in its own colour and marker; a log₂ axis for lengths."""
     ax = ax or plt.gca()
-    for marker, (encoding, group) in zip(MARKERS, rows.groupby("encoding", sort=False), strict=False):
+    for marker, (encoding, group) in zip(cycle(MARKERS), rows.groupby("encoding", sort=False)):
         band(group, y, x, ax, color=colour_of(encoding), label=label_of(encoding), marker=marker)
     if x == "length":
         length_axis(ax, rows[x].unique())
+    else:
+        ax.set_xlabel(x.replace("_", " "))
     ax.set_ylabel(y.replace("_", " "))
     return ax
 
