@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import isfinite
 from pathlib import Path
 
 import pandas as pd
@@ -44,6 +45,9 @@ class Claim:
         require_choice("bound_from", self.bound_from, BOUND_FROM)
         bounded = self.at_least is not None or self.at_most is not None
         require(bounded, "at_least", None, f"given, or at_most, for the claim {self.id!r}")
+        for name in ("at_least", "at_most"):
+            end = getattr(self, name)
+            require(end is None or isfinite(end), name, end, f"finite, so that the claim {self.id!r} can fail")
         if self.at_least is not None and self.at_most is not None:
             require(self.at_least <= self.at_most, "at_least", self.at_least, f"≤ at_most={self.at_most} ({self.id})")
 
