@@ -60,6 +60,7 @@ def execute_notebook(notebook: nbformat.NotebookNode, name: str, root: Path, tim
         coalesce_streams=True,
         resources={"metadata": {"path": str(root / "book")}},
         on_cell_execute=note_cell,
+        extra_arguments=["--log-level=ERROR"],  # the kernel's own remarks are not ours
     )
     try:
         client.execute(env=environment)
