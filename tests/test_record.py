@@ -113,6 +113,20 @@ def test_code_cells_count_and_text_cells_do_not(mini_book: Path) -> None:
     assert stale_parts(notebook, mini_book) == ["code cells changed"]
 
 
+@pytest.mark.parametrize(
+    ("source", "changed"),
+    [
+        ("# doubled\nprint(double( 21 ))  # 42", []),
+        ("print(double(21));", ["code cells changed"]),
+        ("%time print(double(21))", ["code cells changed"]),
+    ],
+)
+def test_a_comment_in_a_code_cell_does_not_count(mini_book: Path, source: str, changed: list[str]) -> None:
+    notebook = executed(mini_book, "waves")
+    notebook.cells[2].source = source
+    assert stale_parts(notebook, mini_book) == changed
+
+
 @pytest.mark.parametrize("metadata", [{}, {METADATA_KEY: None}, {METADATA_KEY: "yes"}])
 def test_a_chapter_without_a_record_is_stale(mini_book: Path, metadata: dict) -> None:
     notebook = nbformat.v4.new_notebook(metadata=metadata)

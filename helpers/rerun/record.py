@@ -4,18 +4,20 @@ A chapter carries, in its own metadata, one hash each of its code cells, of the 
 lock file. Outputs and record are written together, so a record that differs from the present files means stale outputs.
 
 The helpers code is followed by *rooms*: a room is a top-level module or sub-package of ``helpers``. A chapter reaches
-the rooms its code cells import, and the rooms those import. Modules are hashed as syntax trees without docstrings, so
-a comment, a docstring or a line break never makes a chapter stale.
+the rooms its code cells import, and the rooms those import. Cells are hashed as syntax trees and modules as syntax
+trees without docstrings, so a comment, a docstring or a line break never makes a chapter stale.
 """
 
 import ast
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
 import yaml
-from IPython.core.inputtransformer2 import TransformerManager
+
+if TYPE_CHECKING:
+    import nbformat
 
 METADATA_KEY = "length_book"
 LOCK_FILE = "requirements.lock"
@@ -59,17 +61,17 @@ def unlisted(root: Path) -> list[str]:
     return [path.stem for path in sorted((root / "book").glob("*.ipynb")) if path.stem not in listed]
 
 
-def current_record(notebook: nbformat.NotebookNode, root: Path) -> dict[str, str]:
+def current_record(notebook: "nbformat.NotebookNode", root: Path) -> dict[str, str]:
     """Return the record that ``notebook`` would get if it were executed now."""
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     return {
-        "code": _sha256("\n\0\n".join(code)),
+        "code": _sha256("\n".join(map(_cell_dump, code))),
         "helpers": _sha256("\n".join(f"{path} {_file_hash(root / path)}" for path in reachable_files(code, root))),
         "lock": _sha256((root / LOCK_FILE).read_text(encoding="utf-8")),
     }
 
 
-def stale_parts(notebook: nbformat.NotebookNode, root: Path) -> list[str]:
+def stale_parts(notebook: "nbformat.NotebookNode", root: Path) -> list[str]:
     """Return in words what changed since ``notebook`` was executed; empty when its outputs are up to date."""
     recorded = notebook.metadata.get(METADATA_KEY)
     if not isinstance(recorded, dict):
@@ -80,8 +82,7 @@ def stale_parts(notebook: nbformat.NotebookNode, root: Path) -> list[str]:
 
 def reachable_files(code: Iterable[str], root: Path) -> list[str]:
     """Return, sorted and relative to ``root``, the files of ``helpers`` that code cells reach through imports."""
-    transform = TransformerManager().transform_cell  # cells may hold IPython magics
-    todo = {room for cell in code for room in _imported_rooms(ast.parse(transform(cell)), [])}
+    todo = {room for cell in code for room in _imported_rooms(_cell_tree(cell), [])}
     rooms: set[str] = set()
     files: set[Path] = set()
     package = root / PACKAGE
@@ -134,6 +135,19 @@ def _imported_rooms(tree: ast.Module, location: list[str]) -> set[str]:
             names += [[*base, alias.name] for alias in node.names]
     inside = [name for name in names if name[0] == PACKAGE]
     return {name[1] for name in inside if len(name) > 1} | ({""} if inside else set())
+
+
+def _cell_tree(cell: str) -> ast.Module:
+    from IPython.core.inputtransformer2 import TransformerManager  # slow to import; cells may hold IPython magics
+
+    return ast.parse(TransformerManager().transform_cell(cell))
+
+
+def _cell_dump(cell: str) -> str:
+    from IPython.core.displayhook import DisplayHook
+
+    # A last semicolon keeps a value from being shown, and no syntax tree has it.
+    return f"{_dump(_cell_tree(cell))}{DisplayHook.semicolon_at_end_of_expression(cell)}"
 
 
 def _file_hash(path: Path) -> str:
