@@ -78,7 +78,10 @@ def linear_accuracy(
     return forced_choice_accuracy(d_prime(scores, offset, vocab_size, lengths), vocab_size)
 
 
-def _ratio(signal: Float[np.ndarray, "*batch one"], noise: Float[np.ndarray, "*batch lengths"]) -> np.ndarray:
+def _ratio(
+    signal: Float[np.ndarray, "*batch one"], noise: Float[np.ndarray, "*batch lengths"]
+) -> Float[np.ndarray, "*batch lengths"]:
+    """signal / noise with 0 / 0 = 0."""
     signal = np.broadcast_to(signal, noise.shape)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((signal == 0) & (noise == 0), 0.0, signal / noise)

@@ -151,7 +151,7 @@ def dilution_regime(
     *,
     min_turns: float = 1.0,
     threshold: float = 1e-3,
-    max_terms: int = 200_000,
+    max_terms: int = 100_000,
 ) -> DilutionRegime:
     """T11: does the Bessel rate of one head hold at this length? See ``DilutionRegime``.
 
@@ -208,7 +208,7 @@ def _beats(
         products = np.multiply.outer(sizes, weights).ravel()
         kept = np.flatnonzero(products > cutoff)
         if kept.size > max_terms:
-            kept = kept[np.argsort(-products[kept], kind="stable")[:max_terms]]
+            kept = kept[np.argpartition(products[kept], -max_terms)[-max_terms:]]
         before, now = np.divmod(kept, harmonics.size)
         orders = np.column_stack([orders[before], harmonics[now]])
         sizes = products[kept]

@@ -13,6 +13,22 @@ from helpers.theory.carriers import active_count, alignment, participation_ratio
 from helpers.theory.kernels import kernel, rotary_frequencies
 from helpers.theory.rules import InfeasibleMargin, Norm, hard_margin_rule, margins
 
+_MAP_COLUMNS = [
+    "train_length",
+    "offset",
+    "head_dim",
+    "base",
+    "norm",
+    "feasible",
+    "margin",
+    "alignment",
+    "participation_ratio",
+    "active",
+    "ghosts",
+    "first_ghost",
+    "closest_return",
+]
+
 
 def ghost_offsets(
     carriers: ArrayLike,
@@ -25,8 +41,8 @@ def ghost_offsets(
     """T13: every δ with L ≤ δ < ``max_length`` and f(δ) ≥ f(k) − tolerance.
 
     Rows in increasing ``delta``: ``strength`` = f(δ) − f(k) in logits, ``odds`` = e^strength, the softmax weight of the
-    ghost over that of the target. A positive ``tolerance`` (logits) also lists near returns. An exact
-    return counts, whatever rounding makes of it.
+    ghost over that of the target. A positive ``tolerance`` (logits) also lists near returns. An exact return counts,
+    whatever rounding makes of it.
     """
     theta = as_frequencies(frequencies)
     carriers = as_one_head(carriers, theta.size)
@@ -70,29 +86,12 @@ def ghost_map(
     One row a setting: its four numbers, ``norm``, ``feasible``; ``margin`` (normalised), ``alignment``,
     ``participation_ratio`` and ``active`` carriers of the rule; ``ghosts``, how many below ``max_length``;
     ``first_ghost`` (missing if there is none); ``closest_return``, the largest f(δ) − f(k) over L ≤ δ < ``max_length``
-    in units of the in-range margin (−1 would be as good as in range, ≥ 0 is a ghost). An infeasible setting has
+    in units of the in-range margin (≤ −1 keeps that margin, ≥ 0 is a ghost). An infeasible setting has
     missing values after ``feasible``.
     """
     rows = [_ghost_row(setting, norm, max_length, tolerance) for setting in settings]
     frame = pd.DataFrame(rows, columns=_MAP_COLUMNS)
     return frame.astype({"active": "Int64", "ghosts": "Int64", "first_ghost": "Int64"})
-
-
-_MAP_COLUMNS = [
-    "train_length",
-    "offset",
-    "head_dim",
-    "base",
-    "norm",
-    "feasible",
-    "margin",
-    "alignment",
-    "participation_ratio",
-    "active",
-    "ghosts",
-    "first_ghost",
-    "closest_return",
-]
 
 
 def _ghost_row(setting: RuleSetting, norm: Norm, max_length: int, tolerance: float) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Pinning of the learned absolute head: how long the pinned row stays the arg-max, and what accuracy that leaves."""
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from scipy.special import log_ndtr
 
@@ -80,7 +80,9 @@ def _log_win(gamma: ArrayLike, sigma: float) -> Float[np.ndarray, "*batch"]:
     return log_ndtr(gamma / sigma)
 
 
-def _times(extra: np.ndarray, log_win: np.ndarray) -> Float[np.ndarray, "*batch lengths"]:
+def _times(
+    extra: Int[np.ndarray, "lengths"], log_win: Float[np.ndarray, "*batch"]
+) -> Float[np.ndarray, "*batch lengths"]:
     """(n − L) log Φ, with 0 × −∞ = 0: no fresh row, nothing to lose to."""
     with np.errstate(invalid="ignore"):
         return np.where(extra == 0, 0.0, np.multiply.outer(log_win, extra))

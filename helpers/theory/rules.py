@@ -36,7 +36,7 @@ GAP_ALLOWED = 1e-6  # between the rule's norm and the certified lower bound, rel
 
 
 class InfeasibleMargin(ValueError):
-    """No weights give every difference a positive margin, or only one below about 1e-8 of their norm."""
+    """No weights give every difference a positive margin, or only one below about 1e-9 of their norm."""
 
 
 class MarginSolverError(RuntimeError):
