@@ -77,6 +77,7 @@ def test_what_differs_between_machines_is_not_stored(mini_book: Path) -> None:
     [
         ("1 / 0", [], "broken: cell 3 raised ZeroDivisionError: division by zero"),
         ("raise ValueError('offset = 9:\\nmust be small')", [], "broken: cell 3 raised ValueError: offset = 9:"),
+        ("1 +", [], "broken: cell 3 raised SyntaxError: invalid syntax"),
         ("import os; os._exit(1)", [], "broken: cell 3 did not finish: Kernel died"),
         ("import time; time.sleep(60)", ["--timeout", "1"], "broken: cell 3 did not finish: A cell timed out"),
         ("import helpers.nothing", [], "broken: cell 3 raised ModuleNotFoundError: No module named 'helpers.nothing'"),

@@ -140,7 +140,10 @@ def _imported_rooms(tree: ast.Module, location: list[str]) -> set[str]:
 def _cell_tree(cell: str) -> ast.Module:
     from IPython.core.inputtransformer2 import TransformerManager  # slow to import; cells may hold IPython magics
 
-    return ast.parse(TransformerManager().transform_cell(cell))
+    try:
+        return ast.parse(TransformerManager().transform_cell(cell))
+    except SyntaxError:  # the run will say so; until then the cell is its text
+        return ast.parse(repr(cell))
 
 
 def _cell_dump(cell: str) -> str:
