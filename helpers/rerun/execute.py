@@ -7,7 +7,6 @@ Exit status: 0 when all is well; 1 when a cell failed, a chapter is stale or a c
 """
 
 import argparse
-import difflib
 import os
 import sys
 import time
@@ -20,6 +19,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, CellExecutionError
 
 from helpers.claims import verify_notebook
+from helpers.rerun.errors import RequestError, first_line, require_known
 from helpers.rerun.record import METADATA_KEY, chapters, current_record, find_root, stale_parts, unlisted
 
 KERNEL = "python3"
@@ -31,10 +31,6 @@ NOISE = {"cell": ("execution", "collapsed", "scrolled"), "notebook": ("papermill
 
 class ChapterError(Exception):
     """A chapter stopped at a cell; the message is one line with the chapter, the cell and the exception."""
-
-
-class RequestError(Exception):
-    """The request names something that does not exist; the message is one line."""
 
 
 def execute_notebook(notebook: nbformat.NotebookNode, name: str, root: Path, timeout: int = 600) -> None:
@@ -65,9 +61,9 @@ def execute_notebook(notebook: nbformat.NotebookNode, name: str, root: Path, tim
     try:
         client.execute(env=environment)
     except CellExecutionError as error:
-        raise ChapterError(f"{where} raised {error.ename}: {_first_line(error.evalue)}") from error
+        raise ChapterError(f"{where} raised {error.ename}: {first_line(error.evalue)}") from error
     except (CellControlSignal, RuntimeError) as error:  # a cell past its time, a dead kernel
-        raise ChapterError(f"{where} did not finish: {_first_line(str(error))}") from error
+        raise ChapterError(f"{where} did not finish: {first_line(str(error))}") from error
     except NoSuchKernel as error:
         raise RequestError(f"no Jupyter kernel {KERNEL!r}: install ipykernel into {sys.prefix}") from error
     for cell in notebook.cells:
@@ -93,10 +89,7 @@ def select(names: Sequence[str], known: dict[str, Path]) -> dict[str, Path]:
     """Return the chapters asked for, by name or by path; all when ``names`` is empty. Raises RequestError."""
     asked = [Path(name).stem if name.endswith(".ipynb") else name for name in names] or list(known)
     for name in asked:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"chapters: {', '.join(known) or 'none yet'}"
-            raise RequestError(f"unknown chapter {name!r}; {hint}")
+        require_known("chapter", name, known)
     return {name: known[name] for name in asked}
 
 
@@ -158,10 +151,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RequestError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def _first_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[0]
 
 
 if __name__ == "__main__":
