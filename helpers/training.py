@@ -153,7 +153,7 @@ def head_losses(
         nothing = torch.finfo(logits.dtype).min  # −∞ would make the gradient of an empty sum NaN
         minus_margins = (logits - logits.gather(1, target)).masked_fill(chosen | absent, nothing)
         surrogate = minus_margins.logsumexp(-1)
-        return torch.nn.functional.softplus(surrogate), surrogate
+        return softplus(surrogate), surrogate
     # −log p(y) = softplus(log of the odds against y): p(y) and its complement are both sums of weights, so no rounding
     # at any margin; below the smallest normal number a sum counts as that number.
     logits = logits.masked_fill(absent, -torch.inf)
@@ -162,8 +162,17 @@ def head_losses(
     smallest = torch.finfo(weights.dtype).tiny
     right = (matches * weights[:, None]).sum(-1).clamp_min(smallest)
     wrong = ((1 - matches) * weights[:, None]).sum(-1).clamp_min(smallest)
-    loss = torch.nn.functional.softplus(wrong.log() - right.log()).mean(-1)
+    loss = softplus(wrong.log() - right.log()).mean(-1)
     return loss, loss
+
+
+def softplus(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """log(1 + eˣ), exact for either sign, and the same bits wherever an element stands in its tensor.
+
+    torch's own kernel rounds the last few elements of a tensor differently, so a head's loss would depend on the batch.
+    """
+    small, large = x.clamp_max(0.0), x.clamp_min(0.0)
+    return torch.where(x > 0, x + (-large).exp().log1p(), small.exp().log1p())
 
 
 def linear_loss(
