@@ -14,6 +14,7 @@ from helpers.seeding import generator
 from helpers.validation import require, require_choice, require_integer
 
 OPTIMISERS = ("adam", "sgd", "ngd", "polyak")
+NORMALISED = ("ngd", "polyak")  # their steps do not shrink with the gradient
 LENGTHS = ("fixed", "mixed")
 OBJECTIVES = ("sampled", "positional")
 CHUNK = 32  # steps whose data are drawn at once
@@ -197,16 +198,25 @@ def per_head_norm(gradients: list[Tensor]) -> Float[Tensor, "heads"]:
     return unit * torch.stack([part.square().sum(-1) for part in scaled]).sum(0).sqrt()
 
 
-def scale_gradients(optimiser: str, gradients: list[Tensor], losses: Tensor) -> None:
-    """In place: the per-head step rule of ``ngd`` and ``polyak``; the others keep their gradients.
+def loss_over_slope(loss: Float[Tensor, "heads"], surrogate: Float[Tensor, "heads"]) -> Float[Tensor, "heads"]:
+    """loss / (d loss / d surrogate), 1 in the limit where both underflow.
 
-    A head whose gradient is zero stays where it is.
+    Polyak's step loss ∇loss / ‖∇loss‖² is this, times ∇surrogate / ‖∇surrogate‖²: exact at any margin.
     """
-    if optimiser not in ("ngd", "polyak"):
+    (slope,) = torch.autograd.grad(loss.sum(), surrogate, retain_graph=True)
+    return torch.where(slope > torch.finfo(slope.dtype).tiny, loss / slope, 1.0).detach()
+
+
+def scale_gradients(optimiser: str, gradients: list[Tensor], gaps: Float[Tensor, "heads"]) -> None:
+    """In place: the per-head step rule of ``ngd``, gradient / norm, and ``polyak``, gap · gradient / norm².
+
+    The other optimisers keep their gradients. A head whose gradient is zero stays where it is.
+    """
+    if optimiser not in NORMALISED:
         return
     norm = per_head_norm(gradients)
     unit = norm.where(norm != 0, 1.0)
-    size = losses.detach() / unit if optimiser == "polyak" else torch.ones_like(unit)
+    size = gaps / unit if optimiser == "polyak" else torch.ones_like(unit)
     for gradient in gradients:
         shape = (-1, *(1,) * (gradient.ndim - 1))
         gradient.div_(unit.view(shape)).mul_(size.view(shape))
@@ -241,11 +251,12 @@ def train_batch(
         losses[:, step] = loss.detach()
         if stop_diverged(batch, training, alive, loss.detach(), step):
             last = detached(batch)
-        objective = surrogate if training.optimiser == "ngd" else loss
+        gaps = loss_over_slope(loss, surrogate) if training.optimiser == "polyak" else loss.detach()
+        objective = surrogate if training.optimiser in NORMALISED else loss
         gradients = torch.autograd.grad(objective[alive].sum(), parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
-        scale_gradients(training.optimiser, [parameter.grad for parameter in parameters], loss)
+        scale_gradients(training.optimiser, [parameter.grad for parameter in parameters], gaps)
         if training.optimiser != "adam" and training.weight_decay:
             with torch.no_grad():
                 torch._foreach_mul_(parameters, 1 - training.learning_rate * training.weight_decay)
