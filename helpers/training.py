@@ -155,15 +155,16 @@ def head_losses(
         minus_margins = (logits - logits.gather(1, target)).masked_fill(chosen | absent, nothing)
         surrogate = minus_margins.logsumexp(-1)
         return softplus(surrogate), surrogate
-    # −log p(y) = softplus(log of the odds against y): p(y) and its complement are both sums of weights, so no rounding
-    # at any margin; below the smallest normal number a sum counts as that number.
+    # −log p(y) = softplus(log of the odds against y): p(y) and its complement are both sums of weights, so no margin
+    # is rounded. Odds against y below the smallest normal number are none; p(y) is at least that number.
     logits = logits.masked_fill(absent, -torch.inf)
     weights = (logits - logits.amax(-1, keepdim=True).detach()).exp()
     matches = draws.matches[:, step]
     smallest = torch.finfo(weights.dtype).tiny
     right = (matches * weights[:, None]).sum(-1).clamp_min(smallest)
-    wrong = ((1 - matches) * weights[:, None]).sum(-1).clamp_min(smallest)
-    loss = softplus(wrong.log() - right.log()).mean(-1)
+    wrong = ((1 - matches) * weights[:, None]).sum(-1)
+    odds = wrong.clamp_min(smallest).log() - right.log()
+    loss = softplus(odds).masked_fill(wrong < smallest, 0.0).mean(-1)
     return loss, loss
 
 
@@ -225,7 +226,8 @@ def scale_gradients(optimiser: str, gradients: list[Tensor], gaps: Float[Tensor,
 def make_optimiser(parameters: list[Tensor], training: TrainSettings) -> torch.optim.Optimizer:
     """torch's own optimiser: element by element, hence head by head."""
     if training.optimiser == "adam":
-        return torch.optim.AdamW(parameters, lr=training.learning_rate, weight_decay=training.weight_decay)
+        decay = training.weight_decay
+        return torch.optim.AdamW(parameters, lr=training.learning_rate, weight_decay=decay, fused=True)
     return torch.optim.SGD(parameters, lr=training.learning_rate, weight_decay=0.0)
 
 
