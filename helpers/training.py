@@ -226,8 +226,7 @@ def scale_gradients(optimiser: str, gradients: list[Tensor], gaps: Float[Tensor,
 def make_optimiser(parameters: list[Tensor], training: TrainSettings) -> torch.optim.Optimizer:
     """torch's own optimiser: element by element, hence head by head."""
     if training.optimiser == "adam":
-        decay = training.weight_decay
-        return torch.optim.AdamW(parameters, lr=training.learning_rate, weight_decay=decay, fused=True)
+        return torch.optim.AdamW(parameters, lr=training.learning_rate, weight_decay=training.weight_decay)
     return torch.optim.SGD(parameters, lr=training.learning_rate, weight_decay=0.0)
 
 
