@@ -13,7 +13,7 @@ from helpers.validation import require, require_choice
 
 TABLE = Path(__file__).resolve().parent.parent / "book" / "claims.toml"
 WHOSE = ("paper", "ours")
-BOUND_FROM = ("paper", "theory", "spread over seeds", "Monte Carlo error", "floating point")
+BOUND_FROM = ("paper", "theory", "spread over seeds", "Monte Carlo error", "floating point", "computed")
 
 
 class ClaimFailed(AssertionError):
@@ -25,8 +25,9 @@ class Claim:
     """One row of ``book/claims.toml``.
 
     ``sentence`` is the claim in words, ``statistic`` what is measured, ``at_least`` and ``at_most`` the closed bound
-    (one or both), ``bound_from`` where the bound comes from. ``theorem`` and ``helper`` (a dotted name) are set when
-    the claim is about a statement of the book and code that computes it.
+    (one or both), ``bound_from`` where the bound comes from (``computed``: the statistic is a computation without
+    chance, the bound its rounded value). ``theorem`` and ``helper`` (a dotted name) are set when the claim is about a
+    statement of the book and code that computes it.
     """
 
     id: str

@@ -10,7 +10,7 @@ from torch import Tensor
 from helpers.heads import HeadBatch, HeadSettings
 from helpers.seeding import generator
 from helpers.training import Trained
-from helpers.validation import require
+from helpers.validation import require, require_integer
 
 MAX_ELEMENTS = 2**22  # token slots drawn at once
 
@@ -49,6 +49,37 @@ def sampled_accuracy(
     right = int(correct(weights, vocab_size, offset, samples, source).sum())
     shrunk = (right + 2) / (samples + 4)
     return right / samples, (shrunk * (1 - shrunk) / (samples + 4)) ** 0.5
+
+
+@torch.no_grad()
+def accuracy_curves(
+    kernels: Float[Tensor, "heads length"],
+    vocab_size: int,
+    offsets: Sequence[int],
+    samples: int,
+    sources: Sequence[torch.Generator],
+) -> Float[Tensor, "heads length"]:
+    """Accuracy of softmax heads with kernels f(0), f(1), … at every length n = 1 … length (entry n − 1), in one pass.
+
+    The sequences are nested: a longer one has one more token in front, so that the step from n to n + 1 shows what the
+    one new offset δ = n does. A symbol's score is Σ e^{f(δ) − f(k)}; the normaliser cancels in the arg-max. NaN where
+    n ≤ k, and no task is defined. ``sources`` are one generator a head.
+    """
+    heads, length = kernels.shape
+    require_integer("samples", samples, 1)
+    require(max(offsets) < length, "length", length, f"greater than the largest offset, {max(offsets)}")
+    drawn = [torch.randint(vocab_size, (length, samples), generator=source) for source in sources]
+    tokens = torch.stack(drawn, dim=1).to(kernels.device)[..., None]  # (length, heads, samples, 1)
+    target = torch.as_tensor(offsets, device=kernels.device)
+    answers = tokens[target, torch.arange(heads, device=kernels.device), :, 0]
+    weights = (kernels - kernels.gather(1, target[:, None])).exp().T[..., None, None].expand(-1, -1, samples, 1)
+    scores = kernels.new_zeros(heads, samples, vocab_size)
+    curves = torch.full_like(kernels, torch.nan)
+    for delta in range(length):
+        scores.scatter_add_(-1, tokens[delta], weights[delta])
+        accuracy = (scores.argmax(-1) == answers).to(kernels.dtype).mean(-1)
+        curves[:, delta] = torch.where(target <= delta, accuracy, torch.nan)
+    return curves
 
 
 def describe(head: HeadSettings) -> dict[str, object]:
