@@ -10,8 +10,16 @@ import numpy as np
 from jaxtyping import Complex, Float
 from numpy.typing import ArrayLike
 
-from helpers.theory._validation import as_frequencies, as_rows, check_integer, check_offset, check_real, require_each
-from helpers.theory.kernels import carriers_from_weights, features
+from helpers.theory._validation import (
+    as_carriers,
+    as_frequencies,
+    as_rows,
+    check_integer,
+    check_offset,
+    check_real,
+    require_each,
+)
+from helpers.theory.kernels import carriers_from_weights, features, kernel
 from helpers.validation import require
 
 
@@ -131,3 +139,20 @@ def gradient_descent_path(
     reached = np.where(overshoot, 1 + np.exp(exponent), -np.expm1(exponent))
     gain = np.divide(reached, singular, out=np.zeros_like(reached), where=singular > 0)
     return (gain * target) @ right
+
+
+def linear_d_prime_rate(
+    carriers: ArrayLike, frequencies: ArrayLike, offset: int, vocab_size: int
+) -> Float[np.ndarray, "*batch"]:
+    """T16: lim √n d′(n) of a linear head, √V f(k) / √(½ Σ|c_r|²): at most √(dV), whatever the carriers.
+
+    Over δ < n the mean of f² tends to ½ Σ|c_r|² if the frequencies differ and lie in (0, π), else ``ValueError``. 0
+    for a head whose carriers are all 0.
+    """
+    theta = as_frequencies(frequencies)
+    carriers = as_carriers(carriers, theta.size)
+    require_each("frequencies", theta, (theta > 0) & (theta < np.pi), "in (0, π)")
+    require(np.unique(theta).size == theta.size, "frequencies", theta.tolist(), "all different")
+    target = kernel(carriers, theta, [check_integer("offset", offset, 0)])[..., 0]
+    noise = np.sqrt(0.5 * (np.abs(carriers) ** 2).sum(axis=-1) / check_integer("vocab_size", vocab_size, 1))
+    return np.divide(target, noise, out=np.zeros_like(noise), where=noise > 0)
