@@ -69,3 +69,71 @@ def _write_chapter(root: Path, name: str, *cells: str) -> Path:
     path = root / "book" / f"{name}.ipynb"
     nbformat.write(notebook, path)
     return path
+
+
+TINY_PARAMETERS = """\
+offset: int = 5  # steps back from the query; 0 < offset < train_length
+train_length: int = 16  # training length L in tokens; train_length > 1
+rate: float = 0.5  # step size; rate > 0
+lengths: list[int] = [16, 32]  # evaluation lengths; min(lengths) > offset
+optimiser: str = "adam"  # adam or sgd; optimiser in ("adam", "sgd")
+fast: bool = False  # leave out the slow part
+seed: int = 0  # one head
+strict_claims: bool = True  # a failed claim stops the chapter
+"""
+TINY_RECORD = """\
+import math, os, time
+from IPython.display import display
+
+def record(**values):  # as helpers.records does, without its imports
+    for name, value in values.items():
+        mime = "application/papermill.record/text/plain"
+        display({mime: repr(float(value))}, raw=True, metadata={"scrapbook": {"name": name}})
+"""
+TINY_WORK = """\
+value = math.sin(offset * rate + seed)
+record(value=value, longest=max(lengths), threads=int(os.environ["OMP_NUM_THREADS"]))
+print(f"value {value:.3f}")
+"""
+# A 1 × 1 white PNG: a figure without matplotlib's import.
+TINY_FIGURE = """\
+from base64 import b64decode
+from IPython.display import Image
+Image(b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEANl9ngAAAAABJRU5ErkJggg=="))
+"""
+
+
+@pytest.fixture
+def tiny_book(tmp_path: Path) -> Path:
+    """Return a book whose one chapter ``tiny`` has every kind of parameter, records numbers and imports nothing."""
+    return write_tiny_book(tmp_path / "tiny book é")
+
+
+def write_tiny_book(root: Path, *more: str) -> Path:
+    """Write the book of ``tiny_book``; ``more`` are code cells at its end."""
+    (root / "book").mkdir(parents=True)
+    toc = "format: jb-book\nroot: book/intro\nchapters:\n  - file: book/tiny\n"
+    presets = (
+        "[smoke.tiny]\nlengths = [8]\nstrict_claims = false\n\n[paper.tiny]\nlengths = [64]\n\n[cost.paper]\ntiny = 3\n"
+    )
+    for name, text in {
+        "_toc.yml": toc,
+        "_config.yml": 'title: Tiny\nauthor: A\nonly_build_toc_files: true\nexecute: {execute_notebooks: "off"}\n',
+        "requirements.lock": "torch==2.13.0\n",
+        "book/intro.md": "# Intro\n\n[The tiny chapter](tiny.ipynb)\n",
+        "book/presets.toml": presets,
+    }.items():
+        (root / name).write_text(text, encoding="utf-8")
+    mystnb = {"figure": {"caption": "White.", "name": "fig-white"}, "image": {"alt": "White"}}
+    cells = [
+        nbformat.v4.new_markdown_cell("# Tiny waves"),
+        nbformat.v4.new_code_cell(TINY_PARAMETERS.rstrip(), metadata={"tags": ["parameters"]}),
+        *map(nbformat.v4.new_code_cell, (TINY_RECORD, TINY_WORK)),
+        nbformat.v4.new_code_cell(TINY_FIGURE, metadata={"mystnb": mystnb}),
+        *map(nbformat.v4.new_code_cell, more),
+    ]
+    for index, cell in enumerate(cells):
+        cell.id = f"cell-{index}"
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), root / "book/tiny.ipynb")
+    return root

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+REST = "finished runs are kept, the same command does the rest"
+
 
 class RequestError(Exception):
     """The request names something that does not exist or is not allowed: exit status 2."""

@@ -1,0 +1,305 @@
+"""The command ``length-book``: rerun a chapter, a grid of runs or the whole book with your own parameters.
+
+Results go to standard output, everything else to standard error. Exit status: 0 when all is well; 1 when a run or the
+machine failed; 2 when the request is wrong; 130 when interrupted.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from helpers.rerun.book import ALL, Book, Plan, written
+from helpers.rerun.errors import REST, RequestError, RunError
+
+PROGRAM = "length-book"
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Rerun a chapter, a grid of runs or the whole book with your own parameters.",
+    rich_markup_mode=None,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def complete_chapter(incomplete: str) -> list[str]:
+    """Return the chapters that a shell may complete to."""
+    try:
+        return [name for name in [*Book.find().chapters, ALL] if name.startswith(incomplete)]
+    except RequestError:
+        return []
+
+
+def complete_parameter(incomplete: str) -> list[str]:
+    """Return ``name=`` for every parameter of the chapter on the command line that a shell may complete to."""
+    # What the user has typed; an option without its value keeps typer from parsing it.
+    words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
+    try:
+        book = Book.find()
+        chapters = [name for name in book.chapters if name in words] or book.select(ALL)
+        names = [name for chapter in chapters for name in book.parameters(chapter)]
+    except RequestError:
+        return []
+    return [f"{name}=" for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
+Chapter = Annotated[
+    str, typer.Argument(help="A chapter's name, or 'all'.", show_default=False, autocompletion=complete_chapter)
+]
+Parameters = Annotated[
+    list[str],
+    typer.Option(
+        "-p",
+        "--parameter",
+        metavar="NAME=VALUE",
+        help="Set a parameter; may be given many times.",
+        default_factory=list,
+        show_default=False,
+        autocompletion=complete_parameter,
+    ),
+]
+ParametersFile = Annotated[
+    Path | None, typer.Option("-f", "--file", help="Read parameters from a YAML or JSON file; -p goes before it.")
+]
+Preset = Annotated[str, typer.Option(help="Start from 'smoke', 'book' (the chapter's defaults) or 'paper'.")]
+Jobs = Annotated[int, typer.Option("-j", "--jobs", help="Spread over this many processes, one thread each.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing unless something fails.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")]
+Root = Annotated[
+    Path | None,
+    typer.Option(help="The book's folder (default: $LENGTH_BOOK_ROOT, or the nearest one upwards with _toc.yml)."),
+]
+Runs = Annotated[
+    Path | None, typer.Option(help="The folder of the runs (default: $LENGTH_BOOK_RUNS, or the book's runs).")
+]
+
+
+@app.command("list")
+def list_chapters(as_json: Json = False, root: Root = None, runs: Runs = None) -> None:
+    """List the chapters.
+
+    With their titles and how many runs of each there are.
+    """
+    book = Book.find(root, runs)
+    rows = [
+        {"chapter": name, "runs": len(list(book.run_folders(name))), "title": book.title(name)}
+        for name in book.select(ALL)
+    ]
+    print(_json(rows) if as_json else _table(rows))
+
+
+@app.command()
+def show(chapter: Chapter, as_json: Json = False, root: Root = None, runs: Runs = None) -> None:
+    """Show a chapter's parameters.
+
+    With types, defaults, what they mean and what must hold.
+
+    \b
+    length-book show pinning
+    """
+    book = Book.find(root, runs)
+    for name in book.select(chapter):
+        rows = [
+            {
+                "name": p.name,
+                "type": p.type,
+                "default": p.default if as_json else written(p.default),
+                "help": p.summary,
+                "conditions": p.conditions if as_json else "; ".join(p.conditions),
+            }
+            for p in book.parameters(name).values()
+        ]
+        if as_json:
+            print(_json({"chapter": name, "title": book.title(name), "parameters": rows}))
+        else:
+            print(f"{name}: {book.title(name)}\n\n{_table(rows)}")
+
+
+@app.command()
+def run(
+    chapter: Chapter,
+    parameter: Parameters,
+    file: ParametersFile = None,
+    preset: Preset = "book",
+    jobs: Jobs = 1,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    root: Root = None,
+    runs: Runs = None,
+) -> int:
+    """Run a chapter, or all of them.
+
+    Every parameter you change takes one value. A run is kept in runs/CHAPTER/HASH and never repeated; its folder is
+    printed.
+
+    \b
+    length-book run pinning -p offset=3
+    length-book run pinning -p lengths=16,32,64 -p optimiser=sgd
+    length-book run all --preset smoke
+    """
+    book = Book.find(root, runs)
+    plan = book.plan(chapter, _given(parameter, file), preset)
+    if len(plan.runs) > len(book.select(chapter)):
+        several = [p.partition("=")[0] for p in parameter] or ["the file"]
+        raise RequestError(f"run takes one value for each of {', '.join(several)}: length-book sweep takes several")
+    return _carry_out(book, plan, preset, jobs, None, dry_run, quiet, as_json)
+
+
+@app.command()
+def sweep(
+    chapter: Chapter,
+    parameter: Parameters,
+    file: ParametersFile = None,
+    preset: Preset = "book",
+    jobs: Jobs = 1,
+    dask: Annotated[
+        str | None, typer.Option(help="Spread over the Dask cluster whose scheduler is at this address.")
+    ] = None,
+    skip_forbidden: Annotated[
+        bool, typer.Option("--skip-forbidden", help="Leave out the combinations that the chapter forbids.")
+    ] = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    root: Root = None,
+    runs: Runs = None,
+) -> int:
+    """Run a chapter over a grid.
+
+    Every combination of the values you give is one run. After an interruption or a failure the same command does what
+    is missing.
+
+    \b
+    length-book sweep pinning -p offset=3,5,7 -p seed=0:8 --jobs 2
+    length-book sweep dilution -p lengths=[16,32],[64,128]
+    length-book sweep pinning -f grid.yaml --dask tcp://10.0.0.1:8786
+    """
+    book = Book.find(root, runs)
+    given = _given(parameter, file)
+    if not given:
+        raise RequestError("a sweep needs a grid: -p offset=3,5,7, or a file with -f")
+    if dask is not None and jobs != 1:
+        raise RequestError("--jobs and --dask exclude each other: a cluster has its own workers")
+    plan = book.plan(chapter, given, preset, skip_forbidden)
+    return _carry_out(book, plan, preset, jobs, dask, dry_run, quiet, as_json)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporaries are removed
+    try:
+        status = typer.main.get_command(app).main(
+            list(sys.argv[1:] if arguments is None else arguments) or ["--help"],
+            prog_name=PROGRAM,
+            standalone_mode=False,
+        )
+    except RequestError as error:
+        return _fail(str(error), 2)
+    except typer.TyperException as error:
+        return _fail(f"{error.format_message().rstrip('.')} ({PROGRAM} --help)", 2)
+    except RunError as error:
+        return _fail(str(error), 1)
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(f"{error.filename or 'the machine'}: {error.strerror or error}", 1)
+    if status == INTERRUPTED:
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # what a killed kernel leaves unread
+        return _fail(f"interrupted: {REST}", INTERRUPTED)
+    return status or 0
+
+
+def _carry_out(
+    book: Book, plan: Plan, preset: str, jobs: int, dask: str | None, dry_run: bool, quiet: bool, as_json: bool
+) -> int:
+    """Do the runs of a plan, print their folders and return the exit status."""
+    from helpers.rerun import progress, spread
+    from helpers.rerun.runs import FAILED, FINISHED, KEPT
+
+    changed = {run.name: book.changed(run) for run in plan.runs}
+    if dry_run:
+        rows = [{"run": run.name, "parameters": changed[run.name]} for run in plan.runs]
+        print(_json(rows) if as_json else _table(rows))
+        return 0
+    outcomes = {}
+    with progress.reporter(len(plan.runs), quiet) as report:
+        for remark in plan.remarks + book.cost(plan, preset):
+            report.note(remark)
+        if dask is not None:
+            backend = spread.dask(dask)
+        else:
+            backend = spread.here(report.cell) if jobs == 1 else spread.processes(jobs)
+
+        def waiting(count: int) -> None:
+            report.note(f"another process is doing {count} of these runs: waiting for it")
+
+        for outcome in spread.spread(plan.runs, backend, waiting):
+            outcomes[outcome.run.name] = outcome
+            report.done(outcome, changed[outcome.run.name])
+        counts = Counter(outcome.status for outcome in outcomes.values())
+        if len(plan.runs) > 1:
+            report.note(f"{counts[FINISHED]} runs done, {counts[KEPT]} finished before, {counts[FAILED]} failed")
+    ordered = [outcomes[run.name] for run in plan.runs]
+    if as_json:
+        rows = [
+            {
+                "chapter": outcome.run.chapter,
+                "run": outcome.run.id,
+                "folder": str(outcome.run.folder),
+                "status": outcome.status,
+                "seconds": outcome.seconds,
+                "error": outcome.error,
+                "parameters": outcome.run.parameters,
+            }
+            for outcome in ordered
+        ]
+        print(_json(rows))
+    elif not quiet:
+        print("\n".join(_shown(outcome.run.folder) for outcome in ordered))
+    failed = [outcome for outcome in ordered if outcome.status == FAILED]
+    if failed:
+        first = failed[0]
+        more = f" ({len(failed)} of {len(ordered)} runs failed)" if len(ordered) > 1 else ""
+        where = _shown(first.run.folder / first.run.notebook.name)
+        raise RunError(f"{first.run.name} ({changed[first.run.name]}): {first.error}; see {where}{more}")
+    return 0
+
+
+def _given(options: Iterable[str], file: Path | None) -> dict:
+    from helpers.rerun.settings import read_file, read_options
+
+    return {**(read_file(file) if file else {}), **read_options(options)}
+
+
+def _table(rows: Sequence[dict]) -> str:
+    """Return rows as aligned columns with a heading."""
+    lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)] if rows else []
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))] if lines else []
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _json(content: object) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def _shown(path: Path) -> str:
+    """Return a path relative to the working directory if it lies in it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
+    return status
