@@ -26,7 +26,7 @@ def correct(
     """
     length = weights.shape[0]
     require(length > offset, "length", length, f"greater than offset={offset}")
-    require(samples >= 1, "samples", samples, "an integer ≥ 1")
+    require_integer("samples", samples, 1)
     answers = []
     for start in range(0, samples, step := max(1, MAX_ELEMENTS // length)):
         size = min(step, samples - start)

@@ -142,13 +142,12 @@ class HeadBatch:
 
     def attention(self, length: int) -> Float[Tensor, "heads length"]:
         """The weights a_j (softmax) or scores f (linear) at one test length, for keys j = 0 … length − 1."""
-        positions = self.encoding.position_ids(length).to(self.device)
-        last = torch.full((len(self),), length - 1, device=self.device)
-        logits = self.logits(positions, last)
+        logits = self.kernel(length).flip(-1)
         return logits.softmax(-1) if self.heads[0].normalisation == "softmax" else logits
 
     def kernel(self, length: int) -> Float[Tensor, "heads length"]:
         """f(δ) for δ = 0 … length − 1: the logit of the key δ steps before the last position."""
+        require_integer("length", length, 1)
         positions = self.encoding.position_ids(length).to(self.device)
         return self.logits(positions, torch.full((len(self),), length - 1, device=self.device)).flip(-1)
 

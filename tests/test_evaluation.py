@@ -1,4 +1,4 @@
-"""Evaluation: accuracies that probability alone gives, sampled within exact binomial bounds; rows that say what they hold."""
+"""Evaluation: accuracies that probability alone gives, within exact binomial bounds; rows that say what they hold."""
 
 from collections import Counter
 from itertools import product
@@ -10,7 +10,7 @@ import torch
 from scipy.stats import binomtest
 
 from helpers.encodings import Learned, NoEncoding, Rotary
-from helpers.evaluation import accuracies, correct, describe, evaluate, measure, sampled_accuracy
+from helpers.evaluation import accuracies, accuracy_curves, correct, describe, evaluate, measure, sampled_accuracy
 from helpers.heads import HeadBatch, HeadSettings
 from helpers.seeding import generator
 from helpers.training import TrainSettings, train
@@ -85,7 +85,7 @@ def test_a_head_pinned_to_another_position_is_at_chance(vocab_size: int, positio
 
 @pytest.mark.parametrize(("vocab_size", "length"), [(2, 3), (3, 6), (4, 9), (6, 7)])
 def test_equal_weights_are_right_as_often_as_the_largest_count(vocab_size: int, length: int) -> None:
-    """Given the counts, the answer is the most frequent symbol with probability max_v N_v / n, however ties are broken."""
+    """Given the counts, the most frequent symbol is the answer with probability max_v N_v / n, however ties go."""
     expected = largest_count(vocab_size, length)
     if vocab_size**length < 3000:
         assert by_enumeration([1.0] * length, vocab_size, 1) == pytest.approx(expected, rel=1e-12)
@@ -149,6 +149,42 @@ def test_lengths_without_an_answer_and_no_samples_are_refused(length, offset, sa
         sampled_accuracy(torch.ones(length), 4, offset, samples, seeded())
 
 
+# Accuracy at every length in one pass
+
+
+def test_the_curve_of_a_kernel_has_at_each_length_the_accuracy_over_all_sequences() -> None:
+    kernels = torch.tensor([[0.3, 1.2, -0.5, 0.9, 1.4], [2.0, 0.1, 0.7, 0.0, -1.0]], dtype=torch.float64)
+    offsets = (1, 2)
+    curves = accuracy_curves(kernels, 3, offsets, SAMPLES, [seeded(1), seeded(2)])
+    for h, offset in enumerate(offsets):
+        assert np.isnan(curves[h, :offset]).all()
+        for n in range(offset + 1, 6):
+            weights = kernels[h, :n].flip(0).exp().tolist()
+            assert_accuracy(float(curves[h, n - 1]), by_enumeration(weights, 3, offset))
+
+
+def test_the_curve_of_equal_weights_is_that_of_the_largest_count() -> None:
+    (curve,) = accuracy_curves(torch.zeros(1, 8, dtype=torch.float64), 4, [2], SAMPLES, [seeded(5)])
+    for n in range(3, 9):
+        assert_accuracy(float(curve[n - 1]), largest_count(4, n))
+
+
+def test_a_heads_curve_does_not_depend_on_the_heads_beside_it() -> None:
+    kernels = torch.randn(3, 12, generator=seeded(), dtype=torch.float64)
+    together = accuracy_curves(kernels, 5, [1, 4, 2], 300, [seeded(s) for s in range(3)])
+    alone = accuracy_curves(kernels[1:2], 5, [4], 300, [seeded(1)])
+    torch.testing.assert_close(alone[0], together[1], rtol=0, atol=0, equal_nan=True)
+
+
+def test_curves_without_a_task_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^length=4 is not allowed: length must be greater than the largest offset, 4$"
+    ):
+        accuracy_curves(torch.zeros(2, 4), 3, [1, 4], 10, [seeded(), seeded()])
+    with pytest.raises(ValueError, match=r"^samples=0 is not allowed: samples must be an integer ≥ 1$"):
+        accuracy_curves(torch.zeros(1, 4), 3, [1], 0, [seeded()])
+
+
 # Rows
 
 
@@ -157,7 +193,7 @@ def untrained(*heads: HeadSettings):
 
 
 def test_an_untrained_head_without_an_encoding_has_the_accuracy_of_counting() -> None:
-    rows = evaluate(untrained(NoEncodingHead(seed=1), NoEncodingHead(seed=2)), [4, 6, 9], SAMPLES)
+    rows = evaluate(untrained(equal_head(seed=1), equal_head(seed=2)), [4, 6, 9], SAMPLES)
     for row in rows.itertuples():
         assert_accuracy(row.accuracy, largest_count(4, row.length))
         assert row.target_weight == pytest.approx(1 / row.length)
@@ -165,7 +201,7 @@ def test_an_untrained_head_without_an_encoding_has_the_accuracy_of_counting() ->
         assert row.in_range_accuracy == rows.query(f"seed == {row.seed} and length == 6").accuracy.item()
 
 
-def NoEncodingHead(seed: int) -> HeadSettings:
+def equal_head(seed: int) -> HeadSettings:
     return HeadSettings(NoEncoding(), offset=3, train_length=6, vocab_size=4, head_dim=4, seed=seed)
 
 
@@ -243,7 +279,7 @@ def test_a_row_does_not_depend_on_the_heads_or_lengths_beside_it() -> None:
 
 
 def test_test_sequences_come_from_the_evaluation_stream_of_seed_and_length() -> None:
-    (trained,) = untrained(NoEncodingHead(seed=4))
+    (trained,) = untrained(equal_head(seed=4))
     equal = torch.full((9,), 1 / 9, dtype=torch.float64)
     expected = sampled_accuracy(equal, 4, 3, 300, generator(4, "evaluation", 9))
     assert accuracies(trained.batch, 9, 300) == [expected]
@@ -253,6 +289,8 @@ def test_a_length_too_short_or_beyond_the_table_is_named() -> None:
     trained = untrained(HeadSettings(Learned(table_length=20), offset=5))
     with pytest.raises(ValueError, match=r"^length=5 is not allowed: length must be greater than offset=5$"):
         evaluate(trained, [5], 10)
+    with pytest.raises(ValueError, match=r"^length=0 is not allowed: length must be an integer ≥ 1$"):
+        evaluate(trained, [0], 10)
     with pytest.raises(ValueError, match=r"^position=20 is not allowed: position must be below table_length=20$"):
         evaluate(trained, [21], 10)
 
