@@ -48,7 +48,8 @@ class Claim:
         require(bounded, "at_least", None, f"given, or at_most, for the claim {self.id!r}")
         for name in ("at_least", "at_most"):
             end = getattr(self, name)
-            require(end is None or isfinite(end), name, end, f"finite, so that the claim {self.id!r} can fail")
+            number = isinstance(end, (int, float)) and isfinite(end)
+            require(end is None or number, name, end, f"a finite number, so that the claim {self.id!r} can fail")
         if self.at_least is not None and self.at_most is not None:
             require(self.at_least <= self.at_most, "at_least", self.at_least, f"≤ at_most={self.at_most} ({self.id})")
 
@@ -71,7 +72,7 @@ def load_claims(path: Path = TABLE) -> dict[str, Claim]:
     known = {field.name for field in fields(Claim)}
     needed = {"id", "chapter", "whose", "sentence", "statistic", "bound_from"}
     claims: dict[str, Claim] = {}
-    for row in tomllib.loads(path.read_text())["claim"]:
+    for row in tomllib.loads(path.read_text(encoding="utf-8")).get("claim", []):
         for key in row:
             require_choice(f"key of the claim {row.get('id')!r}", key, known)
         missing = sorted(needed - set(row))

@@ -176,15 +176,6 @@ def test_a_heads_curve_does_not_depend_on_the_heads_beside_it() -> None:
     torch.testing.assert_close(alone[0], together[1], rtol=0, atol=0, equal_nan=True)
 
 
-def test_curves_without_a_task_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"^length=4 is not allowed: length must be greater than the largest offset, 4$"
-    ):
-        accuracy_curves(torch.zeros(2, 4), 3, [1, 4], 10, [seeded(), seeded()])
-    with pytest.raises(ValueError, match=r"^samples=0 is not allowed: samples must be an integer ≥ 1$"):
-        accuracy_curves(torch.zeros(1, 4), 3, [1], 0, [seeded()])
-
-
 # Rows
 
 
