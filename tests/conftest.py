@@ -87,8 +87,9 @@ from IPython.display import display
 
 def record(**values):  # as helpers.records does, without its imports
     for name, value in values.items():
-        mime = "application/papermill.record/text/plain"
-        display({mime: repr(float(value))}, raw=True, metadata={"scrapbook": {"name": name}})
+        prefix = "application/papermill.record/"
+        about = {"scrapbook": {"name": name, "mime_prefix": prefix}}
+        display({f"{prefix}text/plain": repr(float(value))}, raw=True, metadata=about)
 """
 TINY_WORK = """\
 value = math.sin(offset * rate + seed)
@@ -109,8 +110,14 @@ def tiny_book(tmp_path: Path) -> Path:
     return write_tiny_book(tmp_path / "tiny book é")
 
 
-def write_tiny_book(root: Path, *more: str) -> Path:
-    """Write the book of ``tiny_book``; ``more`` are code cells at its end."""
+@pytest.fixture(scope="session")
+def make_tiny_book() -> Callable[[Path], Path]:
+    """Return the function that writes the book of ``tiny_book`` into a new folder."""
+    return write_tiny_book
+
+
+def write_tiny_book(root: Path) -> Path:
+    """Write the book of ``tiny_book``."""
     (root / "book").mkdir(parents=True)
     toc = "format: jb-book\nroot: book/intro\nchapters:\n  - file: book/tiny\n"
     presets = (
@@ -130,7 +137,6 @@ def write_tiny_book(root: Path, *more: str) -> Path:
         nbformat.v4.new_code_cell(TINY_PARAMETERS.rstrip(), metadata={"tags": ["parameters"]}),
         *map(nbformat.v4.new_code_cell, (TINY_RECORD, TINY_WORK)),
         nbformat.v4.new_code_cell(TINY_FIGURE, metadata={"mystnb": mystnb}),
-        *map(nbformat.v4.new_code_cell, more),
     ]
     for index, cell in enumerate(cells):
         cell.id = f"cell-{index}"

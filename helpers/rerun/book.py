@@ -9,19 +9,25 @@ Behind the command ``length-book`` and for notebooks alike:
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import yaml
 
 from helpers.rerun import record, settings
-from helpers.rerun.errors import RequestError, require_known
+from helpers.rerun.errors import RequestError, RunError, require_known
 from helpers.rerun.notebooks import read_plain
 from helpers.rerun.parameters import STRICT, Parameter, parameters_of
 from helpers.rerun.runs import MANIFEST, Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from helpers.rerun import spread
 
 ALL = "all"
 ROOT_VARIABLE = "LENGTH_BOOK_ROOT"
@@ -103,11 +109,71 @@ class Book:
         """Return the folders of a chapter's runs."""
         return sorted(path.parent for path in (self.runs / chapter).glob(f"[!.]*/{MANIFEST}"))
 
-    def changed(self, run: Run) -> str:
-        """Return in words which parameters of a run are not the chapter's defaults."""
-        defaults = {name: p.coerce(p.default) for name, p in self.parameters(run.chapter).items()}
-        different = [f"{n}={written(v)}" for n, v in run.parameters.items() if n not in defaults or v != defaults[n]]
-        return ", ".join(item for item in different if not item.startswith(f"{STRICT}=")) or "default parameters"
+    def changed_parameters(
+        self, chapter: str, parameters: Mapping[str, object]
+    ) -> dict[str, tuple[object, object | None]]:
+        """Return value and default of every parameter that is not the chapter's default; None if it has none."""
+        defaults = {name: p.coerce(p.default) for name, p in self.parameters(chapter).items()}
+        return {
+            name: (value, defaults.get(name))
+            for name, value in parameters.items()
+            if name != STRICT and (name not in defaults or value != defaults[name])
+        }
+
+    def changed_words(self, chapter: str, parameters: Mapping[str, object]) -> str:
+        """Return ``changed_parameters`` as they are written on the command line."""
+        changed = self.changed_parameters(chapter, parameters)
+        return ", ".join(f"{name}={written(value)}" for name, (value, _) in changed.items()) or "default parameters"
+
+    def run(self, chapter: str, preset: str = "book", **parameters: object) -> "pd.DataFrame":
+        """Run a chapter with the given parameters, unless that is done already, and return its recorded numbers.
+
+        Raises RequestError for anything that the chapter does not know or does not allow, RunError when a cell fails.
+        """
+        from helpers.rerun import spread
+
+        return self._carry_out(
+            self.plan(chapter, {name: [value] for name, value in parameters.items()}, preset), spread.here()
+        )
+
+    def sweep(
+        self,
+        chapter: str,
+        preset: str = "book",
+        jobs: int = 1,
+        dask: str | None = None,
+        skip_forbidden: bool = False,
+        **grid: object,
+    ) -> "pd.DataFrame":
+        """Run a chapter over every combination of the given values and return the recorded numbers of all runs.
+
+        A value is one value or several: ``seed=range(8)``; several lists are a list of lists. Spreads over ``jobs``
+        processes, or over the Dask cluster at the address ``dask``. Raises as ``run`` does, after all runs have ended.
+        """
+        from helpers.rerun import spread
+
+        given = {
+            name: list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+            for name, value in grid.items()
+        }
+        return self._carry_out(self.plan(chapter, given, preset, skip_forbidden), spread.choose(jobs, dask))
+
+    def collect(self, *selectors: str, wide: bool = False) -> "pd.DataFrame":
+        """Return the recorded numbers of finished runs: of chapters, of ``chapter/hash``, of folders, or of all."""
+        from helpers.rerun import collect
+
+        runs, _ = collect.finished(self, selectors or [ALL])
+        return collect.table(runs, wide)
+
+    def _carry_out(self, plan: Plan, backend: "spread.Backend") -> "pd.DataFrame":
+        from helpers.rerun import collect, spread
+        from helpers.rerun.runs import FAILED
+
+        outcomes = list(spread.spread(plan.runs, backend))
+        if failed := [outcome for outcome in outcomes if outcome.status == FAILED]:
+            raise RunError(f"{len(failed)} of {len(outcomes)} runs failed; {failed[0].run.name}: {failed[0].error}")
+        runs, _ = collect.finished(self, [str(run.folder) for run in plan.runs])
+        return collect.table(runs)
 
     def plan(
         self,

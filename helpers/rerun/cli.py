@@ -6,6 +6,7 @@ machine failed; 2 when the request is wrong; 130 when interrupted.
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -75,6 +76,16 @@ Jobs = Annotated[int, typer.Option("-j", "--jobs", help="Spread over this many p
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing unless something fails.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")]
+Selectors = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[RUN]...",
+        help="Folders of runs, CHAPTER/HASH, or chapters; every finished run when left out.",
+        default_factory=list,
+        show_default=False,
+        autocompletion=complete_chapter,
+    ),
+]
 Root = Annotated[
     Path | None,
     typer.Option(help="The book's folder (default: $LENGTH_BOOK_ROOT, or the nearest one upwards with _toc.yml)."),
@@ -85,12 +96,20 @@ Runs = Annotated[
 
 
 @app.command("list")
-def list_chapters(as_json: Json = False, root: Root = None, runs: Runs = None) -> None:
+def list_chapters(
+    show_runs: Annotated[bool, typer.Option("--runs-too", help="List the runs of every chapter.")] = False,
+    as_json: Json = False,
+    root: Root = None,
+    runs: Runs = None,
+) -> None:
     """List the chapters.
 
     With their titles and how many runs of each there are.
     """
     book = Book.find(root, runs)
+    if show_runs:
+        print(_json(_kept(book)) if as_json else _table(_kept(book)))
+        return
     rows = [
         {"chapter": name, "runs": len(list(book.run_folders(name))), "title": book.title(name)}
         for name in book.select(ALL)
@@ -189,10 +208,136 @@ def sweep(
     given = _given(parameter, file)
     if not given:
         raise RequestError("a sweep needs a grid: -p offset=3,5,7, or a file with -f")
-    if dask is not None and jobs != 1:
-        raise RequestError("--jobs and --dask exclude each other: a cluster has its own workers")
     plan = book.plan(chapter, given, preset, skip_forbidden)
     return _carry_out(book, plan, preset, jobs, dask, dry_run, quiet, as_json)
+
+
+@app.command()
+def collect(
+    run: Selectors,
+    out: Annotated[Path | None, typer.Option(help="Write the table to this .csv or .parquet file.")] = None,
+    wide: Annotated[bool, typer.Option("--wide", help="One row a run, one column a number.")] = False,
+    root: Root = None,
+    runs: Runs = None,
+) -> None:
+    """Collect the numbers of runs.
+
+    One tidy table: a row for every recorded number of every finished run, as CSV on standard output or in a file.
+
+    \b
+    length-book collect pinning --out pinning.parquet
+    length-book collect pinning/1a2b3c runs/dilution/*
+    """
+    from helpers.rerun import collect as collecting
+
+    book = Book.find(root, runs)
+    found, remarks = collecting.finished(book, run or [ALL])
+    _remark(remarks)
+    frame = collecting.table(found, wide)
+    if out is None:
+        print(frame.to_csv(index=False), end="")
+    else:
+        collecting.write(frame, out)
+        print(out)
+
+
+@app.command()
+def diff(
+    run: Annotated[str, typer.Argument(help="A run: its folder, or CHAPTER/HASH.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write (default: _build/diff/CHAPTER-HASH.html).")
+    ] = None,
+    rtol: Annotated[float, typer.Option(min=0, help="Relative tolerance.")] = 0.05,
+    atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 0.01,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 1 if a number is out of tolerance.")
+    ] = False,
+    as_json: Json = False,
+    root: Root = None,
+    runs: Runs = None,
+) -> int:
+    """Compare a run with the committed chapter.
+
+    Prints the numbers and writes a page with them and with the figures side by side. A number is within tolerance if it
+    differs by at most atol + rtol times the committed one.
+
+    \b
+    length-book diff pinning/1a2b3c
+    """
+    from helpers.rerun import collect as collecting
+    from helpers.rerun import diff as differing
+
+    book = Book.find(root, runs)
+    found, _ = collecting.finished(book, [run])
+    if len(found) > 1:
+        raise RequestError(f"{run} has {len(found)} runs and diff takes one: {run}/{found[0].id}, say")
+    (kept,) = found
+    if kept.chapter not in book.chapters:
+        raise RequestError(f"the book has no chapter {kept.chapter} to compare with")
+    chapter = book.chapters[kept.chapter]
+    numbers = differing.compare(kept, chapter, rtol, atol)
+    page = out or book.root / "_build" / "diff" / f"{kept.chapter}-{kept.id}.html"
+    changed = book.changed_words(kept.chapter, kept.manifest["parameters"])
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(differing.page(kept, chapter, numbers, changed, rtol, atol), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {page}: {error.strerror}") from None
+    agree = int(numbers["within"].sum())
+    if as_json:
+        rows = [{key: _finite(value) for key, value in row.items()} for row in numbers.to_dict("records")]
+        print(_json({"page": str(page), "rtol": rtol, "atol": atol, "numbers": rows}))
+    else:
+        print(_table([{key: _short(value) for key, value in row.items()} for row in numbers.to_dict("records")]))
+        print(f"\n{agree} of {len(numbers)} numbers are within {atol:g} + {rtol:g} × |committed|\n{_shown(page)}")
+    return 1 if exit_code and agree < len(numbers) else 0
+
+
+@app.command()
+def render(
+    run: Selectors,
+    out: Annotated[Path | None, typer.Option(help="The folder of the book to build (default: _build/reruns).")] = None,
+    quiet: Quiet = False,
+    root: Root = None,
+    runs: Runs = None,
+) -> None:
+    """Make a book of reruns.
+
+    Every run is a page with its parameters. Runs of all chapters make a whole book, with the reader pages.
+
+    \b
+    length-book render pinning
+    length-book render $(length-book run all -p vocab_size=8)
+    """
+    from helpers.rerun import collect as collecting
+    from helpers.rerun.render import render as build
+
+    book = Book.find(root, runs)
+    found, remarks = collecting.finished(book, run or [ALL])
+    if not quiet:
+        _remark([*remarks, f"building a book of {len(found)} runs"])
+    page = build(book, found, (out or book.root / "_build" / "reruns").absolute())
+    if not quiet:
+        print(_shown(page))
+
+
+@app.command()
+def execute(
+    chapter: Annotated[
+        list[str], typer.Argument(default_factory=list, help="Chapters; every one when left out.", show_default=False)
+    ],
+    everything: Annotated[bool, typer.Option("--all", help="Execute chapters that are up to date too.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Execute nothing: name what is stale or fails.")] = False,
+    root: Root = None,
+) -> int:
+    """Execute the book's own chapters in place.
+
+    Only those whose code, helpers or lock file changed since they were executed. This is what make execute does.
+    """
+    from helpers.rerun.execute import main as execute_chapters
+
+    flags = ["--all"] * everything + ["--check"] * check
+    return execute_chapters(["--root", str(Book.find(root).root), *flags, "--", *chapter])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -229,7 +374,7 @@ def _carry_out(
     from helpers.rerun import progress, spread
     from helpers.rerun.runs import FAILED, FINISHED, KEPT
 
-    changed = {run.name: book.changed(run) for run in plan.runs}
+    changed = {run.name: book.changed_words(run.chapter, run.parameters) for run in plan.runs}
     if dry_run:
         rows = [{"run": run.name, "parameters": changed[run.name]} for run in plan.runs]
         print(_json(rows) if as_json else _table(rows))
@@ -238,10 +383,7 @@ def _carry_out(
     with progress.reporter(len(plan.runs), quiet) as report:
         for remark in plan.remarks + book.cost(plan, preset):
             report.note(remark)
-        if dask is not None:
-            backend = spread.dask(dask)
-        else:
-            backend = spread.here(report.cell) if jobs == 1 else spread.processes(jobs)
+        backend = spread.choose(jobs, dask, report.cell)
 
         def waiting(count: int) -> None:
             report.note(f"another process is doing {count} of these runs: waiting for it")
@@ -276,6 +418,34 @@ def _carry_out(
         where = _shown(first.run.folder / first.run.notebook.name)
         raise RunError(f"{first.run.name} ({changed[first.run.name]}): {first.error}; see {where}{more}")
     return 0
+
+
+def _kept(book: Book) -> list[dict]:
+    from helpers.rerun.runs import read_manifest
+
+    manifests = [read_manifest(folder) for chapter in book.chapters for folder in book.run_folders(chapter)]
+    return [
+        {
+            "run": f"{manifest['chapter']}/{manifest['run']}",
+            "status": manifest["status"],
+            "seconds": manifest["seconds"],
+            "parameters": book.changed_words(manifest["chapter"], manifest["parameters"]),
+        }
+        for manifest in manifests
+    ]
+
+
+def _remark(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def _finite(value: object) -> object:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _given(options: Iterable[str], file: Path | None) -> dict:

@@ -47,6 +47,19 @@ def spread(
         yield from backend(busy, True)
 
 
+def choose(
+    jobs: int, address: str | None, on_cell: Callable[[Run, int, int], None] = lambda run, index, total: None
+) -> Backend:
+    """Return where a user wants runs done: a cluster, if there is an address, else processes, else this one."""
+    if jobs < 1:
+        raise RequestError(f"--jobs {jobs} is not allowed: it must be at least 1")
+    if address is None:
+        return here(on_cell) if jobs == 1 else processes(jobs)
+    if jobs != 1:
+        raise RequestError("--jobs and --dask exclude each other: a cluster has its own workers")
+    return dask(address)
+
+
 def here(on_cell: Callable[[Run, int, int], None] = lambda run, index, total: None) -> Backend:
     """Do runs one after another in this process, with one thread unless $OMP_NUM_THREADS says otherwise."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
@@ -60,8 +73,6 @@ def here(on_cell: Callable[[Run, int, int], None] = lambda run, index, total: No
 
 def processes(jobs: int) -> Backend:
     """Do runs in ``jobs`` processes of this machine, one thread each."""
-    if jobs < 1:
-        raise RequestError(f"--jobs {jobs} is not allowed: it must be at least 1")
 
     def backend(runs: Sequence[Run], wait: bool) -> Iterator[Outcome]:
         import joblib
