@@ -54,4 +54,4 @@ def test_t2_longer_sequences_keep_the_odds_and_scale_all_old_weights_alike(encod
 def test_t2_absolute_rows_do_not(encoding: Encoding) -> None:
     batch = head(encoding)
     old, new = batch.attention(8)[0].flip(-1), batch.attention(64)[0].flip(-1)[:8]
-    assert float((new.log() - old.log()).std()) > 0.1
+    assert float((new.log() - old.log()).std()) > 1e-3  # kept odds would leave 0, to rounding
