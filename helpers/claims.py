@@ -90,10 +90,15 @@ def chapter_claims(chapter: str, path: Path = TABLE) -> list[Claim]:
 
 
 def measured(chapter: str, values: Mapping[str, float], path: Path = TABLE) -> pd.DataFrame:
-    """Record ``values`` in the notebook and return them beside their bounds, one row a claim of the chapter."""
+    """Record ``values`` in the notebook and return them beside their bounds, one row of text a claim of the chapter."""
     record(values)
     rows = [
-        {"claim": claim.id, "statistic": claim.statistic, "measured": values.get(claim.id), "bound": claim.bound}
+        {
+            "claim": claim.id,
+            "statistic": claim.statistic,
+            "measured": f"{values[claim.id]:.4g}" if claim.id in values else "not measured",
+            "bound": claim.bound,
+        }
         for claim in chapter_claims(chapter, path)
     ]
     return pd.DataFrame(rows).set_index("claim")
