@@ -14,7 +14,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 
 
 def use_style() -> None:
-    """The book's style: colour-blind-safe figures on opaque white (readable in dark mode), 110 dpi; whole table cells."""
+    """The book's style: colour-blind-safe figures on opaque white (for dark mode too), 110 dpi; whole table cells."""
     pd.set_option("display.max_colwidth", None)
     sns.set_theme(style="ticks", palette="colorblind", context="notebook")
     plt.rcParams.update(
