@@ -138,7 +138,10 @@ def test_the_initial_scale_multiplies_the_weights() -> None:
     """Matrices have entries of variance init_std²/d, vectors init_std²: 6 standard errors of a sample variance."""
     small, large = initial_parameters(HeadSettings(TABLE, init_std=0.5)), initial_parameters(HeadSettings(TABLE))
     torch.testing.assert_close(small["w_key"] * 2, large["w_key"], rtol=1e-15, atol=0)
-    assert abs(float(large["w_key"].var()) * 32 - 1) < 6 * (2 / 1024) ** 0.5
+    for name in ("w_query", "w_key"):
+        assert abs(float(large[name].var()) * 32 - 1) < 6 * (2 / 1024) ** 0.5
+    queries = torch.stack([initial_parameters(HeadSettings(init_std=3.0, seed=seed))["query"] for seed in range(32)])
+    assert abs(float(queries.var()) / 9 - 1) < 6 * (2 / 1024) ** 0.5
     zero = HeadBatch([HeadSettings(init_std=0.0)])
     assert torch.equal(zero.kernel(5), torch.zeros(1, 5, dtype=torch.float64))
 
