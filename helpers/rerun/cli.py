@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -340,10 +339,15 @@ def execute(
     return execute_chapters(["--root", str(Book.find(root).root), *flags, "--", *chapter])
 
 
+def console() -> int:
+    """``main`` as a program of its own: a request to terminate ends it in order, so that temporaries are removed."""
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # what a killed kernel leaves unread
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    return main()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporaries are removed
     try:
         status = typer.main.get_command(app).main(
             list(sys.argv[1:] if arguments is None else arguments) or ["--help"],
@@ -362,7 +366,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"{error.filename or 'the machine'}: {error.strerror or error}", 1)
     if status == INTERRUPTED:
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # what a killed kernel leaves unread
         return _fail(f"interrupted: {REST}", INTERRUPTED)
     return status or 0
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 15
 WORKER_SECONDS = 60  # how often to look whether a cluster has workers left
+FETCH_SECONDS = 5
 POLL_SECONDS = 0.1
 Backend = Callable[[Sequence[Run], bool], Iterator[Outcome]]
 
@@ -113,7 +114,12 @@ def dask(address: str) -> Backend:
             try:
                 while waiting.count():
                     for future in waiting.next_batch(block=False):
-                        yield future.result()
+                        try:
+                            outcome = future.result(timeout=FETCH_SECONDS)
+                        except TimeoutError:  # its worker died with the result: another will find the run finished
+                            waiting.add(future)
+                        else:
+                            yield outcome
                     if time.monotonic() - seen > WORKER_SECONDS:
                         if not client.nthreads():
                             raise RunError(f"the Dask cluster at {address} has lost all its workers: {REST}")
