@@ -28,7 +28,7 @@ def uniform_accuracy(vocab_size: int, length: int) -> float:
         expected += 1 - at_most
         if 1 - at_most < np.finfo(float).eps:
             break
-    return expected / length
+    return float(expected / length)
 
 
 def uniform_loss(vocab_size: int, length: int) -> float:
