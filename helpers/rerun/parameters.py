@@ -3,6 +3,7 @@
 A comment says what the parameter means and may go on with conditions, each after a semicolon:
 ``offset: int = 5  # steps back from the query; 0 < offset < train_length``. A condition is a comparison, or several
 joined by and, or, not, between the cell's parameters and literals, with arithmetic and the functions ``FUNCTIONS``.
+papermill does not understand a line with a second equals sign, so ≥, ≤ and ≠ are written with their own characters.
 """
 
 import ast
@@ -28,6 +29,7 @@ TYPES = {
 }
 ALLOWED = [*TYPES, "list[int]", "list[float]", "list[str]"]
 FUNCTIONS = {"len": len, "min": min, "max": max, "set": set, "abs": abs}
+SIGNS = str.maketrans({"≥": ">=", "≤": "<=", "≠": "!="})
 CONDITION_NODES = (
     *(ast.Expression, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.unaryop, ast.BinOp),
     *(ast.operator, ast.Call, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List, ast.Set),
@@ -158,15 +160,17 @@ def explain(condition: str, values: Mapping[str, object]) -> str:
 
 def names_in(condition: str) -> list[str]:
     """Return the parameters that a condition is about, in order."""
-    nodes = [node for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)]
+    nodes = [node for node in ast.walk(_tree(condition)) if isinstance(node, ast.Name)]
     nodes.sort(key=lambda node: node.col_offset)
     return list(dict.fromkeys(node.id for node in nodes if node.id not in FUNCTIONS))
 
 
 def _require_condition(parameter: Parameter, condition: str, known: set[str]) -> None:
     where = f"the comment of {parameter.name}: {condition!r} after a semicolon"
+    if "=" in condition:
+        raise ValueError(f"{where} has an equals sign, which papermill does not understand: write ≥, ≤, ≠ or not a % b")
     try:
-        tree = ast.parse(condition, mode="eval")
+        tree = _tree(condition)
     except SyntaxError:
         raise ValueError(f"{where} is not a condition, such as '0 < {parameter.name}'") from None
     decides = isinstance(tree.body, ast.Compare | ast.BoolOp) or (
@@ -182,10 +186,14 @@ def _require_condition(parameter: Parameter, condition: str, known: set[str]) ->
         raise ValueError(f"{where} names {unknown[0]!r}, which is no parameter")
 
 
+def _tree(condition: str) -> ast.Expression:
+    return ast.parse(condition.translate(SIGNS), mode="eval")
+
+
 def _holds(condition: str, values: Mapping[str, object]) -> bool:
     try:
         # Only what _require_condition let through; chapters are code of this book anyway.
-        return bool(eval(condition, {"__builtins__": {}, **FUNCTIONS}, dict(values)))
+        return bool(eval(condition.translate(SIGNS), {"__builtins__": {}, **FUNCTIONS}, dict(values)))
     except (ArithmeticError, TypeError, ValueError):  # max([]), 1 % 0: the values make no sense together
         return False
 
