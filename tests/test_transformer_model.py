@@ -33,7 +33,7 @@ class Tilted(Encoding):
 
 
 def make(encoding: Encoding, seeds: int = 2, **changes) -> TransformerBatch:
-    """Models in float64 with every parameter random, biases and zero-initialised ones included."""
+    """Models in float64 with every parameter random, those that start at zero included."""
     models = [replace(SMALL, encoding=encoding, seed=seed, **changes) for seed in range(seeds)]
     batch = TransformerBatch(models, dtype=torch.float64)
     noise = torch.Generator().manual_seed(5)
@@ -57,6 +57,7 @@ def tokens_of(batch: TransformerBatch, length: int = 12, batch_size: int = 3) ->
         ({"num_layers": 0}, "num_layers=0"),
         ({"num_heads": 2.0}, "num_heads=2.0"),
         ({"mlp_ratio": True}, "mlp_ratio=True"),
+        ({"embedding_std": 0.0}, "embedding_std=0.0 is not allowed: embedding_std must be a number > 0"),
         ({"seed": -1}, "seed=-1"),
     ],
 )
@@ -80,23 +81,18 @@ def test_equals_torch_transformer_encoder_with_the_same_weights(encoding):
     for m, model in enumerate(batch.models):
         p = {name: value[m] for name, value in batch.parameters.items()}
         layer = nn.TransformerEncoderLayer(
-            model.width, model.num_heads, model.mlp_ratio * model.width, 0.0, "gelu", batch_first=True, norm_first=True
+            model.width, model.num_heads, 4 * model.width, 0.0, "relu", batch_first=True, norm_first=True, bias=False
         )
         norm = nn.LayerNorm(model.width, elementwise_affine=False)
         encoder = nn.TransformerEncoder(layer, model.num_layers, norm, enable_nested_tensor=False).double().train()
         for i, block in enumerate(encoder.layers):
             block.load_state_dict(
                 {
-                    "self_attn.in_proj_weight": p[f"{i}.qkv.weight"].T,
-                    "self_attn.in_proj_bias": p[f"{i}.qkv.bias"][0],
-                    "self_attn.out_proj.weight": p[f"{i}.out.weight"].T,
-                    "self_attn.out_proj.bias": p[f"{i}.out.bias"][0],
-                    "linear1.weight": p[f"{i}.up.weight"].T,
-                    "linear1.bias": p[f"{i}.up.bias"][0],
-                    "linear2.weight": p[f"{i}.down.weight"].T,
-                    "linear2.bias": p[f"{i}.down.bias"][0],
+                    "self_attn.in_proj_weight": p[f"{i}.qkv"].T,
+                    "self_attn.out_proj.weight": p[f"{i}.out"].T,
+                    "linear1.weight": p[f"{i}.up"].T,
+                    "linear2.weight": p[f"{i}.down"].T,
                     **{f"norm{n}.weight": torch.ones(model.width) for n in (1, 2)},
-                    **{f"norm{n}.bias": torch.zeros(model.width) for n in (1, 2)},
                 }
             )
         ids = batch.positions(tokens.shape[-1])
@@ -123,6 +119,8 @@ def test_equals_x_transformers_with_rotary_and_the_same_weights():
             rotary_pos_emb=True,
             rotary_emb_dim=model.head_dim,
             ff_mult=model.mlp_ratio,
+            ff_no_bias=True,
+            ff_custom_activation=nn.ReLU(),
         )
         other = TransformerWrapper(
             num_tokens=model.vocab_size, max_seq_len=64, use_abs_pos_emb=False, attn_layers=decoder
@@ -132,16 +130,12 @@ def test_equals_x_transformers_with_rotary_and_the_same_weights():
             other.to_logits.weight.copy_(p["read_out"].T)
             for i in range(model.num_layers):
                 attention, perceptron = decoder.layers[2 * i][1], decoder.layers[2 * i + 1][1].ff
-                parts = p[f"{i}.qkv.weight"].T.chunk(3)
+                parts = p[f"{i}.qkv"].T.chunk(3)
                 for linear, weight in zip((attention.to_q, attention.to_k, attention.to_v), parts, strict=True):
                     linear.weight.copy_(weight)
-                attention.to_out.weight.copy_(p[f"{i}.out.weight"].T)
-                perceptron[0][0].weight.copy_(p[f"{i}.up.weight"].T)
-                perceptron[0][0].bias.copy_(p[f"{i}.up.bias"][0])
-                perceptron[2].weight.copy_(p[f"{i}.down.weight"].T)
-                perceptron[2].bias.copy_(p[f"{i}.down.bias"][0])
-                for name in ("qkv", "out"):  # x-transformers has no biases here
-                    batch.parameters[f"{i}.{name}.bias"][m] = 0
+                attention.to_out.weight.copy_(p[f"{i}.out"].T)
+                perceptron[0][0].weight.copy_(p[f"{i}.up"].T)
+                perceptron[2].weight.copy_(p[f"{i}.down"].T)
             # Its angles come from float32 frequencies.
             torch.testing.assert_close(batch(tokens)[m], other(tokens[m]), atol=1e-5, rtol=1e-5)
 
@@ -234,7 +228,7 @@ def test_a_hook_replaces_the_value():
     tokens = tokens_of(batch)
     silent = batch(tokens, hooks={site(0, "heads"): torch.zeros_like, site(0, "mlp"): torch.zeros_like})
     rest = make(Rotary())
-    for name in ("0.out.weight", "0.down.weight", "0.down.bias"):
+    for name in ("0.out", "0.down"):
         rest.parameters[name].zero_()
     torch.testing.assert_close(silent, rest(tokens), atol=1e-12, rtol=1e-12)
 

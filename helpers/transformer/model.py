@@ -41,30 +41,26 @@ def site(layer: int, name: str) -> str:
 def initial_parameters(settings: TransformerSettings) -> Parameters:
     """The weights of one model before training, float64, from its seed alone.
 
-    Embedding rows are N(0, 1), matrices N(0, 1/fan-in), and the two that write to the stream are divided by
-    √(2·num_layers) besides, so that the stream keeps its size with depth (Radford et al. 2019, §2.3). Biases are 0.
+    Embedding rows are N(0, embedding_std²), matrices N(0, 1/fan-in), and the two that write to the stream are divided
+    by √(2·num_layers) besides, so that the stream keeps its size with depth (Radford et al. 2019, §2.3).
     """
     draw = generator(settings.seed, "model")
     width, hidden = settings.width, settings.mlp_ratio * settings.width
 
+    def normal(rows: int, columns: int, std: float) -> Tensor:
+        return std * torch.randn(rows, columns, generator=draw, dtype=torch.float64)
+
     def matrix(rows: int, columns: int, scale: float = 1.0) -> Tensor:
-        return scale * torch.randn(rows, columns, generator=draw, dtype=torch.float64) / rows**0.5
+        return normal(rows, columns, scale * rows**-0.5)
 
-    def bias(columns: int) -> Tensor:
-        return torch.zeros(1, columns, dtype=torch.float64)
-
-    parameters = {"embedding": matrix(settings.vocab_size, width, settings.vocab_size**0.5)}
+    parameters = {"embedding": normal(settings.vocab_size, width, settings.embedding_std)}
     residual = (2 * settings.num_layers) ** -0.5
     for layer in range(settings.num_layers):
         parameters |= {
-            f"{layer}.qkv.weight": matrix(width, 3 * width),
-            f"{layer}.qkv.bias": bias(3 * width),
-            f"{layer}.out.weight": matrix(width, width, residual),
-            f"{layer}.out.bias": bias(width),
-            f"{layer}.up.weight": matrix(width, hidden),
-            f"{layer}.up.bias": bias(hidden),
-            f"{layer}.down.weight": matrix(hidden, width, residual),
-            f"{layer}.down.bias": bias(width),
+            f"{layer}.qkv": matrix(width, 3 * width),
+            f"{layer}.out": matrix(width, width, residual),
+            f"{layer}.up": matrix(width, hidden),
+            f"{layer}.down": matrix(hidden, width, residual),
         }
     parameters["read_out"] = matrix(width, settings.vocab_size)
     own = settings.encoding.initial_parameters(settings.shape, draw)
@@ -74,9 +70,9 @@ def initial_parameters(settings: TransformerSettings) -> Parameters:
 class TransformerBatch:
     """Transformers of one structure, stacked along a leading ``models`` axis; see the module's docstring.
 
-    ``parameters`` maps names to tensors of shape (models, …); ``ValueError`` if the models differ in more than their
-    seed. Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)). The norm has no gain and no shift: the matrix that
-    follows it would absorb them.
+    ``parameters`` maps names to tensors of shape (models, …): the models' initial weights, or those given.
+    ``ValueError`` if the models differ in more than their seed. Pre-norm: x + attention(norm(x)), then
+    x + mlp(norm(x)). There are no biases, and the norm has no gain: the matrix that follows it would absorb one.
     """
 
     def __init__(
@@ -84,15 +80,16 @@ class TransformerBatch:
         models: Sequence[TransformerSettings],
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        parameters: Parameters | None = None,
     ) -> None:
         require(len(models) > 0, "models", list(models), "at least one TransformerSettings")
         require(len({m.structure for m in models}) == 1, "models", len(models), "of one structure, seeds apart")
         self.models, self.device, self.dtype = tuple(models), torch.device(device), dtype
         require_dtype(self.device, dtype)
-        single = [initial_parameters(model) for model in models]
-        self.parameters: Parameters = {
-            name: torch.stack([parameters[name] for parameters in single]).to(self.device, dtype) for name in single[0]
-        }
+        if parameters is None:
+            single = [initial_parameters(model) for model in models]
+            parameters = {name: torch.stack([weights[name] for weights in single]) for name in single[0]}
+        self.parameters = {name: value.to(self.device, dtype) for name, value in parameters.items()}
 
     def __len__(self) -> int:
         return len(self.models)
@@ -101,6 +98,11 @@ class TransformerBatch:
     def settings(self) -> TransformerSettings:
         """What all the models share; its seed is the first one's."""
         return self.models[0]
+
+    def select(self, models: slice) -> "TransformerBatch":
+        """A batch of some of the models, with copies of their parameters."""
+        parameters = {name: value[models].detach().clone() for name, value in self.parameters.items()}
+        return TransformerBatch(self.models[models], self.device, self.dtype, parameters)
 
     def encoding_parameters(self) -> Parameters:
         """What the encoding learns, under the encoding's own names."""
@@ -169,12 +171,11 @@ class TransformerBatch:
     ) -> Float[Tensor, "models batch length width"]:
         """One layer of causal self-attention."""
         s = self.settings
-        mixed = affine(x, self.parameters[f"{layer}.qkv.weight"], self.parameters[f"{layer}.qkv.bias"])
-        mixed = mixed.unflatten(-1, (3, s.num_heads, s.head_dim)).permute(3, 0, 1, 4, 2, 5)
-        turned = s.encoding.rotate(mixed[:2].transpose(0, 1), positions)
-        queries = visit(hooks, f"{layer}.queries", turned[:, 0])
-        keys = visit(hooks, f"{layer}.keys", turned[:, 1])
-        values = visit(hooks, f"{layer}.values", mixed[2])
+        mixed = multiply(x, self.parameters[f"{layer}.qkv"]).unflatten(-1, (3, s.num_heads, s.head_dim))
+        queries, keys, values = (part.transpose(2, 3) for part in mixed.unbind(3))
+        queries = visit(hooks, f"{layer}.queries", s.encoding.rotate(queries, positions))
+        keys = visit(hooks, f"{layer}.keys", s.encoding.rotate(keys, positions))
+        values = visit(hooks, f"{layer}.values", values)
         if bias is None and f"{layer}.logits" not in hooks and f"{layer}.weights" not in hooks:
             flat = (part.flatten(0, 1) for part in (queries, keys, values))
             read = F.scaled_dot_product_attention(*flat, is_causal=True).unflatten(0, x.shape[:2])
@@ -183,15 +184,14 @@ class TransformerBatch:
             logits = visit(hooks, f"{layer}.logits", logits if bias is None else logits + bias)
             read = visit(hooks, f"{layer}.weights", (logits + causal_mask(logits)).softmax(-1)) @ values
         read = visit(hooks, f"{layer}.heads", read).transpose(2, 3).flatten(-2)
-        return affine(read, self.parameters[f"{layer}.out.weight"], self.parameters[f"{layer}.out.bias"])
+        return multiply(read, self.parameters[f"{layer}.out"])
 
     def mlp(
         self, layer: int, x: Float[Tensor, "models batch length width"]
     ) -> Float[Tensor, "models batch length width"]:
         """One layer's two-matrix perceptron."""
-        p = self.parameters
-        hidden = F.gelu(affine(x, p[f"{layer}.up.weight"], p[f"{layer}.up.bias"]))
-        return affine(hidden, p[f"{layer}.down.weight"], p[f"{layer}.down.bias"])
+        hidden = F.relu(multiply(x, self.parameters[f"{layer}.up"]))
+        return multiply(hidden, self.parameters[f"{layer}.down"])
 
 
 def visit(hooks: Hooks, name: str, value: Tensor) -> Tensor:
@@ -218,15 +218,6 @@ def multiply(
 ) -> Float[Tensor, "models batch length columns"]:
     """Each model's activations times its own matrix."""
     return (x.flatten(1, 2) @ matrix).unflatten(1, x.shape[1:3])
-
-
-def affine(
-    x: Float[Tensor, "models batch length rows"],
-    matrix: Float[Tensor, "models rows columns"],
-    bias: Float[Tensor, "models 1 columns"],
-) -> Float[Tensor, "models batch length columns"]:
-    """``multiply``, plus each model's bias, in one kernel."""
-    return torch.baddbmm(bias, x.flatten(1, 2), matrix).unflatten(1, x.shape[1:3])
 
 
 def causal_mask(logits: Float[Tensor, "*shape length length"]) -> Float[Tensor, "length length"]:
