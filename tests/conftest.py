@@ -1,13 +1,20 @@
-"""What several test files share: the book's root and its chapters."""
+"""What several test files share: the book's root, its chapters, a browser."""
 
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import nbformat
 import pytest
 
 from helpers.rerun.record import chapters
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = chapters(ROOT)
 
@@ -28,6 +35,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that asks for ``chapter`` once for every chapter."""
     if "chapter" in metafunc.fixturenames:
         metafunc.parametrize("chapter", list(CHAPTERS))
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """Return the Chromium of this machine, closed when the test file is done."""
+    from playwright.sync_api import sync_playwright  # slow to import, and most test files open no browser
+
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed: the pages are not opened in a browser")
+    sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium refuses a sandbox to root
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=sandbox)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

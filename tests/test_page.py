@@ -1,8 +1,6 @@
 """The built site, as a reader meets it: in a browser, without a network, wide and narrow, light and dark."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,9 +13,8 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
-from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Route
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PHONE = {"width": 390, "height": 844}
 LAPTOP = {"width": 1280, "height": 800}
 RAW_MATHEMATICS = """() => {
@@ -73,18 +70,6 @@ def address(site: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed: the pages are not opened in a browser")
-    sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium refuses a sandbox to root
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=sandbox)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -165,6 +150,17 @@ def test_search_finds_pinning(page: Page, address: str, chapter_paths: dict[str,
     found = page.eval_on_selector_all("#search-results li a", "links => links.map(link => link.href)")
     assert not [link for link in found if not link.startswith(address)]
     assert any("/pinning.html" in link for link in found) or "pinning" not in chapter_paths
+
+
+def test_the_carrier_explorer_follows_its_sliders(page: Page, address: str) -> None:
+    page.goto(f"{address}book/carrier-explorer.html")
+    words = page.locator("#explorer-figure .explorer-words")
+    slider = page.locator("#explorer-figure input[name=length]")
+    slider.press("ArrowRight")
+    page.wait_for_function("() => document.querySelector('.explorer-words').textContent.includes('At length 544')")
+    assert slider.is_visible()
+    assert words.is_visible()
+    assert page.locator("#explorer-figure svg").count() == 1
 
 
 def test_dark_mode_is_dark_and_back(page: Page, address: str) -> None:
