@@ -38,19 +38,19 @@ def test_a_comment_may_state_conditions_after_semicolons() -> None:
     source = (
         "offset: int = 5  # steps back; 0 < offset < train_length\n"
         "train_length: int = 16  # tokens\n"
-        "head_dim: int = 32  # width; not head_dim % 2; head_dim ≥ 2\n"
-        "lengths: list[int] = [16, 32]  # tokens; len(set(lengths)) ≥ len(lengths) and min(lengths) > offset\n"
+        "head_dim: int = 32  # width; head_dim % 2 is 0; head_dim ≥ 2\n"
+        "lengths: list[int] = [16, 32]  # tokens; len(set(lengths)) is len(lengths) and min(lengths) > offset\n"
         'names: list[str] = ["a"]  # encodings; set(names) ≤ {"a", "b"}\n'
     )
     parameters = parse(source)
     assert [p.summary for p in parameters] == ["steps back", "tokens", "width", "tokens", "encodings"]
-    assert parameters[2].conditions == ["not head_dim % 2", "head_dim ≥ 2"]
+    assert parameters[2].conditions == ["head_dim % 2 is 0", "head_dim ≥ 2"]
     values = {p.name: p.default for p in parameters}
     assert broken(parameters, values) == []
     for change, conditions in [
         ({"offset": 16}, ["0 < offset < train_length", parameters[3].conditions[0]]),
         ({"train_length": 5}, ["0 < offset < train_length"]),
-        ({"head_dim": -1}, ["not head_dim % 2", "head_dim ≥ 2"]),
+        ({"head_dim": -1}, ["head_dim % 2 is 0", "head_dim ≥ 2"]),
         ({"lengths": [16, 16]}, parameters[3].conditions),
         ({"lengths": []}, parameters[3].conditions),  # min([]) raises: not allowed either
         ({"names": ["c"]}, parameters[4].conditions),

@@ -3,7 +3,7 @@
 A comment says what the parameter means and may go on with conditions, each after a semicolon:
 ``offset: int = 5  # steps back from the query; 0 < offset < train_length``. A condition is a comparison, or several
 joined by and, or, not, between the cell's parameters and literals, with arithmetic and the functions ``FUNCTIONS``.
-papermill does not understand a line with a second equals sign, so ≥, ≤ and ≠ are written with their own characters.
+papermill does not understand a line with a second equals sign: write ≥, ≤, ``is`` (equal) and ``is not`` (different).
 """
 
 import ast
@@ -29,7 +29,7 @@ TYPES = {
 }
 ALLOWED = [*TYPES, "list[int]", "list[float]", "list[str]"]
 FUNCTIONS = {"len": len, "min": min, "max": max, "set": set, "abs": abs}
-SIGNS = str.maketrans({"≥": ">=", "≤": "<=", "≠": "!="})
+SIGNS = str.maketrans({"≥": ">=", "≤": "<="})
 CONDITION_NODES = (
     *(ast.Expression, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.unaryop, ast.BinOp),
     *(ast.operator, ast.Call, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List, ast.Set),
@@ -168,7 +168,7 @@ def names_in(condition: str) -> list[str]:
 def _require_condition(parameter: Parameter, condition: str, known: set[str]) -> None:
     where = f"the comment of {parameter.name}: {condition!r} after a semicolon"
     if "=" in condition:
-        raise ValueError(f"{where} has an equals sign, which papermill does not understand: write ≥, ≤, ≠ or not a % b")
+        raise ValueError(f"{where} has an equals sign, which papermill does not understand: write ≥, ≤, is or is not")
     try:
         tree = _tree(condition)
     except SyntaxError:
@@ -187,13 +187,18 @@ def _require_condition(parameter: Parameter, condition: str, known: set[str]) ->
 
 
 def _tree(condition: str) -> ast.Expression:
-    return ast.parse(condition.translate(SIGNS), mode="eval")
+    tree = ast.parse(condition.translate(SIGNS), mode="eval")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            node.ops = [{ast.Is: ast.Eq, ast.IsNot: ast.NotEq}.get(type(op), type(op))() for op in node.ops]
+    return tree
 
 
 def _holds(condition: str, values: Mapping[str, object]) -> bool:
     try:
         # Only what _require_condition let through; chapters are code of this book anyway.
-        return bool(eval(condition.translate(SIGNS), {"__builtins__": {}, **FUNCTIONS}, dict(values)))
+        code = compile(_tree(condition), "<condition>", "eval")
+        return bool(eval(code, {"__builtins__": {}, **FUNCTIONS}, dict(values)))
     except (ArithmeticError, TypeError, ValueError):  # max([]), 1 % 0: the values make no sense together
         return False
 
