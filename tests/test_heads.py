@@ -170,6 +170,34 @@ def test_carriers_are_refused_to_encodings_without() -> None:
             HeadBatch([HeadSettings(encoding)]).carriers()
 
 
+def test_a_shared_query_ranks_rows_by_their_part_along_its_direction() -> None:
+    """ℓ(i, j) = |W_Kᵀ W_Q u| p_j · û / √d."""
+    head = HeadBatch([HeadSettings(TABLE, head_dim=8, seed=seed) for seed in range(3)])
+    direction = head.query_direction()
+    for h in range(3):
+        w = weights_of(head, h)
+        slope = w["w_key"].T @ w["w_query"] @ w["shared_query"]
+        np.testing.assert_allclose(direction[h], slope / np.linalg.norm(slope), rtol=0, atol=1e-14)
+        along = w["table"][:20] @ direction[h].numpy() * np.linalg.norm(slope) / 8**0.5
+        np.testing.assert_allclose(head.attention(20)[h], np.exp(along) / np.exp(along).sum(), rtol=1e-10)
+    for other in (HeadSettings(TABLE, query="positional"), HeadSettings()):
+        with pytest.raises(ValueError, match=f"^query='{other.query}' is not allowed: query must be shared, with an"):
+            HeadBatch([other]).query_direction()
+
+
+def test_selected_heads_are_those_heads_and_share_no_memory() -> None:
+    batch = HeadBatch([HeadSettings(offset=o, seed=o) for o in (2, 3, 5)])
+    chosen = batch.select([2, 0, 2])
+    assert [head.offset for head in chosen.heads] == chosen.offsets.tolist() == [5, 2, 5]
+    assert torch.equal(chosen.kernel(9), batch.kernel(9)[[2, 0, 2]])
+    before = batch.kernel(9)
+    chosen.parameters["query"].zero_()
+    assert torch.equal(batch.kernel(9), before)
+    assert len(batch) == 3
+    with pytest.raises(ValueError, match=r"^index=\[\] is not allowed: index must be at least one head$"):
+        batch.select([])
+
+
 def test_an_absent_device_is_refused() -> None:
     with pytest.raises(ValueError, match="device='tpu' is not allowed"):
         HeadBatch([HeadSettings()], device="tpu")
