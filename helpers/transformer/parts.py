@@ -7,33 +7,40 @@ from threading import Event
 from typing import TypeVar
 
 import torch
+from jaxtyping import Shaped
+from torch import Tensor
 
 from helpers.transformer.model import TransformerBatch
 
 T = TypeVar("T")
 
 
-def in_parts(batch: TransformerBatch, work: Callable[[TransformerBatch, Event], T]) -> list[T]:
-    """``work`` on copies of consecutive models of ``batch``, in order; on a CPU, as many at once as torch has threads.
+def in_parts(batch: TransformerBatch, work: Callable[..., T], *per_model: Shaped[Tensor, "models *shape"]) -> list[T]:
+    """``work(part, stop, …)`` on copies of consecutive models of ``batch``; the results, in order.
 
-    Models never meet, so a thread for each part keeps every core busy from the first operation to the last, where
-    torch's own threads would wait for each other at each one; inside a part torch has one thread. ``work`` should
-    return soon once its event is set: another part raised an error, or the user interrupts.
+    The tensors ``per_model`` are cut like the batch and passed on. On a CPU as many parts run at once as torch has
+    threads: models never meet, so a thread for each part keeps every core busy from the first operation to the last,
+    where torch's own threads would wait for each other at each one. Inside a part torch has one thread. ``work`` should
+    return soon once the event ``stop`` is set: another part raised an error, or the user interrupts.
     """
     threads = torch.get_num_threads()
     count = min(threads, len(batch)) if batch.device.type == "cpu" else 1
     bounds = [round(part * len(batch) / count) for part in range(count + 1)]
-    parts, stop = [batch.select(slice(*ends)) for ends in pairwise(bounds)], Event()
-    if count == 1:
-        return [work(parts[0], stop)]
+    cuts, stop = [slice(*ends) for ends in pairwise(bounds)], Event()
 
-    def alone(part: TransformerBatch) -> T:
+    def run(cut: slice) -> T:
+        return work(batch.select(cut), stop, *(tensor[cut] for tensor in per_model))
+
+    def run_alone(cut: slice) -> T:
         torch.set_num_threads(1)
-        return work(part, stop)
+        return run(cut)
+
+    if count == 1:
+        return [run(cuts[0])]
 
     try:
         with ThreadPoolExecutor(count) as pool:
-            running = [pool.submit(alone, part) for part in parts]
+            running = [pool.submit(run_alone, cut) for cut in cuts]
             try:
                 wait(running, return_when=FIRST_EXCEPTION)
             finally:
