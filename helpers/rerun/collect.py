@@ -34,13 +34,21 @@ class KeptRun:
         return self.manifest["run"]
 
     @property
+    def order(self) -> list[tuple]:
+        """The parameters as a key to sort by: numbers by size, anything else as text."""
+        parameters = self.manifest["parameters"].items()
+        return [(name, value if isinstance(value, int | float) else 0, str(value)) for name, value in parameters]
+
+    @property
     def notebook(self) -> Path:
         """The executed notebook."""
         return self.folder / f"{self.chapter}.ipynb"
 
 
 def finished(book: Book, selectors: Iterable[str]) -> tuple[list[KeptRun], list[str]]:
-    """Return the finished runs that ``selectors`` name, in order and once each, and a remark for every failed one.
+    """Return the finished runs that ``selectors`` name, and a remark for every failed one.
+
+    They are in the order of the book and of their parameters, once each.
 
     A selector is a folder of a run or of runs, ``chapter/hash`` (its first digits do), a chapter, or ``all``. Raises
     RequestError when one names nothing, RunError when a run cannot be read.
@@ -53,6 +61,9 @@ def finished(book: Book, selectors: Iterable[str]) -> tuple[list[KeptRun], list[
             runs.append(KeptRun(folder, manifest))
         else:
             remarks.append(f"{manifest['chapter']}/{manifest['run']} failed and is left out: {manifest['error']}")
+    runs.sort(
+        key=lambda run: (list(book.chapters).index(run.chapter) if run.chapter in book.chapters else -1, run.order)
+    )
     if not runs:
         raise RequestError("; ".join(remarks) or "no finished runs: length-book run or sweep makes some")
     return runs, remarks

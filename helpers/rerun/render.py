@@ -75,6 +75,7 @@ def write_source(book: Book, runs: Sequence[KeptRun], source: Path) -> None:
     texts += [cell.source for notebook in notebooks.values() for cell in notebook.cells]
     there = {label for text in texts for label in _labels(text)} | set(_figure_names(notebooks.values()))
     titles = _titles(book)
+    varied = _varied(runs)
     linked = {*pages, *names.values(), INDEX}
     first = {run.chapter: names[run.folder] for run in reversed(runs)}  # a link to a chapter goes to its first run
     for page in pages:
@@ -88,7 +89,7 @@ def write_source(book: Book, runs: Sequence[KeptRun], source: Path) -> None:
                 cell.source = _unlink(cell.source, there, titles, linked, first)
         if name != first[run.chapter]:
             _relabel(notebook, f"-{run.id}")
-        _introduce(notebook, book, run)
+        _introduce(notebook, book, run, varied[run.chapter])
         nbformat.write(notebook, source / "book" / f"{name}.ipynb")
     (source / "book" / f"{INDEX}.md").write_text(_index(book, runs, names, config.get("title", "")), encoding="utf-8")
 
@@ -212,10 +213,20 @@ def _relabel(notebook: nbformat.NotebookNode, suffix: str) -> None:
             figure["name"] += suffix
 
 
-def _introduce(notebook: nbformat.NotebookNode, book: Book, run: KeptRun) -> None:
-    """Say in the title and below it which parameters the page was computed with."""
-    changed = book.changed_parameters(run.chapter, run.manifest["parameters"])
-    title = ", ".join(f"{name}={written(value)}" for name, (value, _) in changed.items())
+def _varied(runs: Sequence[KeptRun]) -> dict[str, list[str]]:
+    """Return for every chapter the parameters that its runs do not share."""
+    values: dict[str, dict[str, set[str]]] = {run.chapter: {} for run in runs}
+    for run in runs:
+        for name, value in run.manifest["parameters"].items():
+            values[run.chapter].setdefault(name, set()).add(written(value))
+    return {chapter: [name for name, seen in found.items() if len(seen) > 1] for chapter, found in values.items()}
+
+
+def _introduce(notebook: nbformat.NotebookNode, book: Book, run: KeptRun, varied: Sequence[str]) -> None:
+    """Say below the title which parameters the page was computed with, and in it what tells it from its likes."""
+    parameters = run.manifest["parameters"]
+    changed = book.changed_parameters(run.chapter, parameters)
+    title = ", ".join(f"{name}={written(parameters[name])}" for name in varied if name in parameters)
     title = title if len(title) <= LONGEST_TITLE else f"{title[: LONGEST_TITLE - 1]}…"
     rows = [
         f"| `{name}` | `{written(v)}` | {'' if d is None else f'`{written(d)}`'} |" for name, (v, d) in changed.items()
