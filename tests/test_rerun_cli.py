@@ -1,8 +1,10 @@
 """``length-book`` as a user calls it: good requests, bad ones in one line, and a machine that is in the way."""
 
+import contextlib
 import errno
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -261,6 +263,34 @@ def test_a_bad_request_is_one_line_and_leaves_nothing(
     assert message in line
     assert out == ""
     assert files(book.parent) == before
+
+
+def test_no_kernel_is_one_line(book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("helpers.rerun.kernel.KERNEL", "julia-0.1")
+    assert main(["sweep", "tiny", "-p", "seed=0:3", "-q"]) == 2
+    assert capsys.readouterr().err == (f"error: no Jupyter kernel 'julia-0.1': install ipykernel into {sys.prefix}\n")
+    assert [path for path in files(book / "runs") if path.is_file()] == []
+
+
+def test_a_terminal_shows_a_bar(book: Path) -> None:
+    ours, terminal = pty.openpty()
+    variables = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    command = [COMMAND, "sweep", "tiny", "-p", "seed=0:2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=variables, text=True) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # the other side has closed
+            while read := os.read(ours, 4096):
+                shown += read
+        assert process.stdout
+        folders = process.stdout.read().splitlines()
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert process.returncode == 0
+    assert len(folders) == 2
+    assert re.search(r"tiny/\w{12}, cell \d of 6", text)
+    assert re.search(r"━.* 1/2 .*left", text)
+    assert "2 runs done, 0 finished before, 0 failed" in text
 
 
 @pytest.fixture

@@ -109,6 +109,24 @@ def test_the_table_is_tidy(book: Book) -> None:
     )
 
 
+def test_list_names_the_runs_and_old_ones_are_remarked(
+    tmp_path: Path, make_tiny_book: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_tiny_book(tmp_path / "old")
+    assert main(["list", "tiny", "--root", str(root)]) == 0
+    assert capsys.readouterr() == ("\n", "tiny has no runs yet: length-book run tiny\n")
+    assert main(["run", "tiny", "-p", "seed=1", "-q", "--root", str(root)]) == 0
+    assert main(["list", "tiny", "--root", str(root)]) == 0
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["run", "status", "seconds", "parameters"]
+    assert re.fullmatch(r"tiny/\w{12}  finished  [\d.]+ +seed=1", row)
+    (root / "requirements.lock").write_text("torch==3\n")
+    assert main(["list", "all", "--json", "--root", str(root)]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["status"] == "lock file changed since"
+    assert main(["collect", "--root", str(root)]) == 0
+    assert capsys.readouterr().err == "tiny: 1 runs are old: lock file changed since (run or sweep makes them again)\n"
+
+
 def test_a_notebook_gets_the_table_of_its_sweep(book: Book) -> None:
     before = set(book.runs.rglob("*"))
     frame = book.sweep("tiny", offset=[3, 5], seed=range(2))
@@ -184,7 +202,7 @@ def spoil(book: Book, name: str, text: str | None) -> Path:
 
 
 BAD = {
-    "no such run": (["collect", "tiny/fff"], 2, "there is no run tiny/fff"),
+    "no such run": (["collect", "tiny/fff"], 2, "there is no run tiny/fff: length-book list tiny lists"),
     "no such chapter": (["collect", "tinny"], 2, "did you mean tiny?"),
     "ambiguous": (["diff", "tiny/"], 2, "unknown run or chapter 'tiny/'"),
     "no runs": (["collect", "other"], 2, "other has no runs yet: length-book run other"),

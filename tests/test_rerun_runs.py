@@ -223,7 +223,9 @@ def test_the_lock_lets_one_process_in_although_its_file_is_removed_each_time(tmp
     assert [file.name for file in tmp_path.iterdir()] == ["count"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"status": "finished"}', '{"status": "odd", "parameters": {}}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"status": "finished"}', '{"status": "finished", "parameters": {}}', "\x00"]
+)
 def test_a_broken_manifest_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(RunError, match=r"manifest.json is broken .* run again"):

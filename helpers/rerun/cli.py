@@ -96,23 +96,30 @@ Runs = Annotated[
 
 @app.command("list")
 def list_chapters(
-    show_runs: Annotated[bool, typer.Option("--runs-too", help="List the runs of every chapter.")] = False,
+    chapter: Annotated[
+        str | None,
+        typer.Argument(help="List the runs of this chapter, or of 'all'.", autocompletion=complete_chapter),
+    ] = None,
     as_json: Json = False,
     root: Root = None,
     runs: Runs = None,
 ) -> None:
-    """List the chapters.
+    """List the chapters, or the runs of one.
 
-    With their titles and how many runs of each there are.
+    \b
+    length-book list
+    length-book list pinning
     """
     book = Book.find(root, runs)
-    if show_runs:
-        print(_json(_kept(book)) if as_json else _table(_kept(book)))
-        return
-    rows = [
-        {"chapter": name, "runs": len(list(book.run_folders(name))), "title": book.title(name)}
-        for name in book.select(ALL)
-    ]
+    if chapter is None:
+        rows = [
+            {"chapter": name, "runs": len(book.run_folders(name)), "title": book.title(name)}
+            for name in book.select(ALL)
+        ]
+    else:
+        rows = [row for name in book.select(chapter) for row in _kept(book, name)]
+        if not rows and not as_json:
+            print(f"{chapter} has no runs yet: {PROGRAM} run {chapter}", file=sys.stderr)
     print(_json(rows) if as_json else _table(rows))
 
 
@@ -423,19 +430,22 @@ def _carry_out(
     return 0
 
 
-def _kept(book: Book) -> list[dict]:
-    from helpers.rerun.runs import read_manifest
+def _kept(book: Book, chapter: str) -> list[dict]:
+    from helpers.rerun.runs import changes, read_manifest, record_of
 
-    manifests = [read_manifest(folder) for chapter in book.chapters for folder in book.run_folders(chapter)]
-    return [
-        {
-            "run": f"{manifest['chapter']}/{manifest['run']}",
-            "status": manifest["status"],
-            "seconds": manifest["seconds"],
-            "parameters": book.changed_words(manifest["chapter"], manifest["parameters"]),
-        }
-        for manifest in manifests
-    ]
+    rows = []
+    record = record_of(book.root, chapter)
+    for folder in book.run_folders(chapter):
+        manifest = read_manifest(folder)
+        rows.append(
+            {
+                "run": f"{chapter}/{folder.name}",
+                "status": changes(manifest, record) or manifest["status"],
+                "seconds": manifest["seconds"],
+                "parameters": book.changed_words(chapter, manifest["parameters"]),
+            }
+        )
+    return rows
 
 
 def _remark(lines: Iterable[str]) -> None:

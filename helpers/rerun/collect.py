@@ -9,7 +9,7 @@ import pandas as pd
 
 from helpers.rerun.book import ALL, Book
 from helpers.rerun.errors import RequestError, RunError, require_known
-from helpers.rerun.runs import FINISHED, MANIFEST, read_manifest, read_numbers
+from helpers.rerun.runs import FINISHED, MANIFEST, changes, read_manifest, read_numbers, record_of
 
 FORMATS = (".csv", ".parquet")
 RUN_COLUMNS = ("chapter", "run", "seconds")
@@ -46,12 +46,11 @@ class KeptRun:
 
 
 def finished(book: Book, selectors: Iterable[str]) -> tuple[list[KeptRun], list[str]]:
-    """Return the finished runs that ``selectors`` name, and a remark for every failed one.
+    """Return the finished runs that ``selectors`` name, and remarks: which ones failed, how many are of other code.
 
-    They are in the order of the book and of their parameters, once each.
-
-    A selector is a folder of a run or of runs, ``chapter/hash`` (its first digits do), a chapter, or ``all``. Raises
-    RequestError when one names nothing, RunError when a run cannot be read.
+    The runs are in the order of the book and of their parameters, once each. A selector is a folder of a run or of
+    runs, ``chapter/hash`` (its first digits do), a chapter, or ``all``. Raises RequestError when one names nothing,
+    RunError when a run cannot be read.
     """
     folders = [folder for selector in selectors for folder in _folders(book, selector)]
     runs, remarks = [], []
@@ -66,7 +65,18 @@ def finished(book: Book, selectors: Iterable[str]) -> tuple[list[KeptRun], list[
     )
     if not runs:
         raise RequestError("; ".join(remarks) or "no finished runs: length-book run or sweep makes some")
-    return runs, remarks
+    return runs, remarks + _old(book, runs)
+
+
+def _old(book: Book, runs: Sequence[KeptRun]) -> list[str]:
+    """Return a line for every chapter with runs that were made before its code or its packages changed."""
+    remarks = []
+    for chapter in dict.fromkeys(run.chapter for run in runs if run.chapter in book.chapters):
+        record = record_of(book.root, chapter)
+        old = [words for run in runs if run.chapter == chapter and (words := changes(run.manifest, record))]
+        if old:
+            remarks.append(f"{chapter}: {len(old)} runs are old: {old[0]} (run or sweep makes them again)")
+    return remarks
 
 
 def table(runs: Sequence[KeptRun], wide: bool = False) -> pd.DataFrame:
@@ -125,7 +135,7 @@ def _folders(book: Book, selector: str) -> list[Path]:
     found = [folder for folder in book.run_folders(chapter) if folder.name.startswith(digits)]
     if len(found) > 1:
         raise RequestError(f"{selector} is the beginning of {len(found)} runs: give more digits")
-    return _some(found, f"there is no run {selector}: length-book list --runs-too lists them")
+    return _some(found, f"there is no run {selector}: length-book list {chapter} lists what there is")
 
 
 def _some(folders: list[Path], message: str) -> list[Path]:

@@ -35,6 +35,7 @@ RECORDS = "records.json"
 FINISHED, FAILED = "finished", "failed"  # how a run ended
 KEPT, BUSY = "kept", "busy"  # why nothing was done: it is finished already, or another process is at it
 HASH_DIGITS = 12
+NEEDED = {"chapter", "run", "error", "parameters", "record", "git", "finished", "seconds"}  # what readers rely on
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Run:
     @property
     def notebook(self) -> Path:
         """The chapter that is run."""
-        return self.root / "book" / f"{self.chapter}.ipynb"
+        return chapter_file(self.root, self.chapter)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def read_manifest(folder: Path) -> dict:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["status"] not in (FINISHED, FAILED) or not isinstance(manifest["parameters"], dict):
+        if manifest["status"] not in (FINISHED, FAILED) or not NEEDED.issubset(manifest):
             raise KeyError("status")
     except (NotADirectoryError, FileNotFoundError):
         raise FileNotFoundError(path) from None
@@ -112,13 +113,24 @@ def state(run: Run, record: Mapping[str, str]) -> tuple[bool, str]:
         return False, "its manifest was broken"
     if manifest["status"] == FAILED:
         return False, "it had failed"
-    changed = [words for part, words in PARTS.items() if manifest.get("record", {}).get(part) != record[part]]
-    return not changed, f"{', '.join(changed)} changed since" if changed else ""
+    changed = changes(manifest, record)
+    return not changed, changed
 
 
-def record_of(run: Run) -> dict[str, str]:
-    """Return the execution record that the run would get now."""
-    return current_record(read_plain(run.notebook), run.root)
+def changes(manifest: Mapping, record: Mapping[str, str]) -> str:
+    """Return in words what has changed since a run was made, or nothing."""
+    changed = [words for part, words in PARTS.items() if manifest["record"].get(part) != record[part]]
+    return f"{', '.join(changed)} changed since" if changed else ""
+
+
+def record_of(root: Path, chapter: str) -> dict[str, str]:
+    """Return the execution record that a run of a chapter would get now."""
+    return current_record(read_plain(chapter_file(root, chapter)), root)
+
+
+def chapter_file(root: Path, chapter: str) -> Path:
+    """Return the committed notebook of a chapter."""
+    return root / "book" / f"{chapter}.ipynb"
 
 
 def perform(
@@ -132,7 +144,7 @@ def perform(
     With ``wait`` false a run that another process is doing is BUSY, otherwise it is waited for. Raises RunError when
     the results cannot be written; then nothing is left behind.
     """
-    record = record_of(run)
+    record = record_of(run.root, run.chapter)
     if state(run, record)[0]:
         return Outcome(run, KEPT)
     hidden = run.folder.with_name(f".{run.id}.tmp")

@@ -30,7 +30,7 @@ def spread(
     runs: Sequence[Run], backend: Backend, on_busy: Callable[[int], None] = lambda count: None
 ) -> Iterator[Outcome]:
     """Yield the outcome of every run as it ends; finished runs first, runs that other processes are doing last."""
-    current = {chapter: record_of(run) for chapter, run in {run.chapter: run for run in runs}.items()}
+    current = {chapter: record_of(root, chapter) for root, chapter in {(run.root, run.chapter) for run in runs}}
     missing = []
     for run in runs:
         if state(run, current[run.chapter])[0]:
