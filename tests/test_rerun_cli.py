@@ -127,7 +127,7 @@ def test_a_failing_cell_is_named_with_its_exception(book: Path, capsys: pytest.C
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 3
     *_, summary, error = err.splitlines()
-    assert summary == "2 runs done, 0 finished before, 1 failed"
+    assert summary == "runs: 2 done, 0 finished before, 1 failed"
     assert re.fullmatch(
         r"error: tiny/\w{12} \(seed=1\): cell In \[4\] \(value = .*\) raised AssertionError: an unlucky seed; "
         r"see .*/tiny\.ipynb \(1 of 3 runs failed\)",
@@ -290,7 +290,7 @@ def test_a_terminal_shows_a_bar(book: Path) -> None:
     assert len(folders) == 2
     assert re.search(r"tiny/\w{12}, cell \d of 6", text)
     assert re.search(r"━.* 1/2 .*left", text)
-    assert "2 runs done, 0 finished before, 0 failed" in text
+    assert "runs: 2 done, 0 finished before, 0 failed" in text
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+from nbclient import NotebookClient
 
 from helpers.rerun import collect, diff, render
 from helpers.rerun.book import Book
@@ -124,7 +125,7 @@ def test_list_names_the_runs_and_old_ones_are_remarked(
     assert main(["list", "all", "--json", "--root", str(root)]) == 0
     assert json.loads(capsys.readouterr().out)[0]["status"] == "lock file changed since"
     assert main(["collect", "--root", str(root)]) == 0
-    assert capsys.readouterr().err == "tiny: 1 runs are old: lock file changed since (run or sweep makes them again)\n"
+    assert capsys.readouterr().err == "tiny: old runs: 1 (lock file changed since; run or sweep makes them again)\n"
 
 
 def test_a_notebook_gets_the_table_of_its_sweep(book: Book) -> None:
@@ -138,6 +139,18 @@ def test_a_notebook_gets_the_table_of_its_sweep(book: Book) -> None:
     for wrong in ({"ofset": 3}, {"offset": 30}, {"offset": "x"}, {"lengths": 3}, {"offset": []}):
         with pytest.raises(RequestError):
             book.sweep("tiny", **wrong)
+
+
+def test_a_sweep_runs_inside_a_notebook(book: Book, tmp_path: Path) -> None:
+    cells = [
+        "from pathlib import Path\nfrom helpers.rerun.book import Book",
+        f"book = Book.find(Path({str(book.root)!r}), Path({str(tmp_path / 'runs')!r}))",
+        "print(len(book.run('tiny', seed=3)), len(book.sweep('tiny', seed=[3, 4], jobs=2)))",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
+    NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
+    (printed,) = notebook.cells[-1].outputs
+    assert printed.text == "3 6\n"
 
 
 def test_csv_and_parquet_hold_the_same(book: Book, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,11 +81,15 @@ def test_processes_give_what_one_process_gives(tiny_book: Path, capsys: pytest.C
         assert main(["sweep", "tiny", *GRID, *root, "--runs", str(runs), "--jobs", jobs]) == 0
         out, err = capsys.readouterr()
         assert out.splitlines() == [str(runs / "tiny" / Path(line).name) for line in out.splitlines()]
-        assert err.splitlines()[-1] == "6 runs done, 0 finished before, 0 failed"
+        assert err.splitlines()[-1] == "runs: 6 done, 0 finished before, 0 failed"
         assert sum("left" in line for line in err.splitlines()) == 5
         assert numbers(runs) == NUMBERS
         results[jobs] = {folder.name: (folder / "records.json").read_bytes() for folder in visible(runs)}
     assert results["1"] == results["2"]
+    assert (
+        main(["sweep", "tiny", "-p", "offset=5", "-p", "seed=0:3", *root, "--runs", str(runs), "--jobs", "2"]) == 0
+    )  # one to do
+    assert capsys.readouterr().err.splitlines()[-1] == "runs: 1 done, 2 finished before, 0 failed"
 
 
 def kill(process: multiprocessing.Process | subprocess.Popen, after: float) -> bool:
@@ -211,7 +215,7 @@ def test_a_dask_cluster_gives_what_one_process_gives(
 ) -> None:
     sweep = ["sweep", "tiny", *GRID, "--root", str(tiny_book), "--dask", cluster.address]
     assert main(sweep) == 0
-    assert capsys.readouterr().err.splitlines()[-1] == "6 runs done, 0 finished before, 0 failed"
+    assert capsys.readouterr().err.splitlines()[-1] == "runs: 6 done, 0 finished before, 0 failed"
     assert numbers(tiny_book / "runs") == NUMBERS
     records = [path.read_bytes() for path in sorted((tiny_book / "runs").rglob("records.json"))]
     local = tiny_book / "local"
@@ -219,7 +223,7 @@ def test_a_dask_cluster_gives_what_one_process_gives(
     assert records == [path.read_bytes() for path in sorted(local.rglob("records.json"))]
     assert sorted(path.name for path in (tiny_book / "runs").iterdir()) == ["tiny"]
     assert main(sweep) == 0
-    assert capsys.readouterr().err.splitlines()[-1] == "0 runs done, 6 finished before, 0 failed"
+    assert capsys.readouterr().err.splitlines()[-1] == "runs: 0 done, 6 finished before, 0 failed"
 
 
 def test_a_cell_that_fails_on_a_worker_is_named(

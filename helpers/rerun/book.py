@@ -102,7 +102,7 @@ class Book:
         known = [figure for figure in minutes if figure is not None]
         if not known:
             return []
-        unknown = f", and {len(minutes) - len(known)} runs nobody measured" if len(known) < len(minutes) else ""
+        unknown = f" (runs that nobody measured: {len(minutes) - len(known)})" if len(known) < len(minutes) else ""
         return [f"preset {preset}: expected to take {sum(known):g} minutes of one core{unknown}"]
 
     def run_folders(self, chapter: str) -> list[Path]:
@@ -202,7 +202,7 @@ class Book:
             if forbidden and not (skip_forbidden and allowed):
                 raise RequestError(settings.forbidden_message(name, forbidden, len(allowed) + len(forbidden)))
             if forbidden:
-                remarks.append(f"{name}: {len(forbidden)} forbidden combinations are left out")
+                remarks.append(f"{name}: forbidden combinations left out: {len(forbidden)}")
             if lacking := [key for key in given if key not in found]:
                 remarks.append(f"{name} has no {', '.join(lacking)}: it runs without")
             runs += [Run(self.root, self.runs, name, values) for values in allowed]

@@ -321,7 +321,7 @@ def render(
     book = Book.find(root, runs)
     found, remarks = collecting.finished(book, run or [ALL])
     if not quiet:
-        _remark([*remarks, f"building a book of {len(found)} runs"])
+        _remark([*remarks, f"building a book, runs: {len(found)}"])
     page = build(book, found, (out or book.root / "_build" / "reruns").absolute())
     if not quiet:
         print(_shown(page))
@@ -403,7 +403,7 @@ def _carry_out(
             report.done(outcome, changed[outcome.run.name])
         counts = Counter(outcome.status for outcome in outcomes.values())
         if len(plan.runs) > 1:
-            report.note(f"{counts[FINISHED]} runs done, {counts[KEPT]} finished before, {counts[FAILED]} failed")
+            report.note(f"runs: {counts[FINISHED]} done, {counts[KEPT]} finished before, {counts[FAILED]} failed")
     ordered = [outcomes[run.name] for run in plan.runs]
     if as_json:
         rows = [

@@ -75,7 +75,7 @@ def _old(book: Book, runs: Sequence[KeptRun]) -> list[str]:
         record = record_of(book.root, chapter)
         old = [words for run in runs if run.chapter == chapter and (words := changes(run.manifest, record))]
         if old:
-            remarks.append(f"{chapter}: {len(old)} runs are old: {old[0]} (run or sweep makes them again)")
+            remarks.append(f"{chapter}: old runs: {len(old)} ({old[0]}; run or sweep makes them again)")
     return remarks
 
 

@@ -214,7 +214,8 @@ def _made(folder: Path) -> Path:
 
 
 def _in_worker(run: Run, wait: bool, parent: int) -> Outcome:
-    _die_with(parent)
+    if os.getpid() != parent:  # joblib does a single run in the process that asks for it
+        _die_with(parent)
     return perform(run, wait)
 
 
