@@ -13,6 +13,7 @@ from helpers.training import Trained
 from helpers.validation import require, require_integer
 
 MAX_ELEMENTS = 2**22  # token slots drawn at once
+MAX_NESTED = 2**25  # the same for nested sequences, which are kept until all lengths are done
 
 
 @torch.no_grad()
@@ -68,6 +69,10 @@ def accuracy_curves(
     heads, length = kernels.shape
     require_integer("samples", samples, 1)
     require(max(offsets) < length, "length", length, f"greater than the largest offset, {max(offsets)}")
+    group = max(1, MAX_NESTED // (length * samples))
+    if heads > group:  # some heads at a time, so that memory does not grow with their number
+        parts = [slice(start, start + group) for start in range(0, heads, group)]
+        return torch.cat([accuracy_curves(kernels[p], vocab_size, offsets[p], samples, sources[p]) for p in parts])
     drawn = [torch.randint(vocab_size, (length, samples), generator=source) for source in sources]
     tokens = torch.stack(drawn, dim=1).to(kernels.device)[..., None]  # (length, heads, samples, 1)
     target = torch.as_tensor(offsets, device=kernels.device)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import theory
+from helpers import evaluation, theory
 from helpers.claims import load_claims
 from helpers.encodings import Rotary
 from helpers.evaluation import accuracy_curves, sampled_accuracy
@@ -95,6 +95,19 @@ def test_a_head_has_the_same_curve_alone_and_in_a_batch(predicted_kernels: np.nd
     together = accuracy_curves(kernels, 16, offsets, 50, [generator(h, "evaluation") for h in range(6)])
     alone = accuracy_curves(kernels[4:5], 16, [9], 50, [generator(4, "evaluation")])
     assert torch.equal(together[4:5].nan_to_num(-1), alone.nan_to_num(-1))
+
+
+def test_the_curves_are_the_same_however_many_heads_fit_in_memory(
+    predicted_kernels: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = torch.as_tensor(predicted_kernels[:, :64])
+    curves = []
+    for limit in (2**25, 2 * 64 * 50, 1):  # all heads at once, two at a time, one at a time
+        monkeypatch.setattr(evaluation, "MAX_NESTED", limit)
+        sources = [generator(h, "evaluation") for h in range(6)]
+        curves.append(accuracy_curves(kernels, 16, [3, 3, 3, 9, 9, 9], 50, sources).nan_to_num(-1))
+    assert torch.equal(curves[0], curves[1])
+    assert torch.equal(curves[0], curves[2])
 
 
 @pytest.mark.parametrize(
