@@ -20,7 +20,7 @@ KERNEL = "python3"
 ENGINE = "length-book"
 STARTS = 3  # many kernels that start at once may meet "Address already in use"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-INJECTED = "injected-parameters"
+CHATTER = "[IPKernelApp]"  # the kernel's own log is about its sockets
 
 log = logging.getLogger(__name__)
 log.addHandler(logging.NullHandler())
@@ -123,5 +123,5 @@ def execute(
 
 def _last_words(words: tempfile._TemporaryFileWrapper) -> str:
     words.seek(0)
-    lines = [line.strip() for line in words.read().splitlines() if line.strip()]
-    return f" ({lines[-1]})" if lines else ""
+    lines = [line.strip() for line in words.read().splitlines() if line.strip() and not line.startswith(CHATTER)]
+    return f" ({lines[-1]})" if lines else " (without a word: was the memory full?)"
