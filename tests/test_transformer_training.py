@@ -1,11 +1,12 @@
 """Training sets of transformers: against a plain torch loop, a seed alone as in its set, what did not work is named."""
 
 from dataclasses import replace
-from threading import Event
+from threading import Barrier, Event
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from helpers.encodings import Learned, NoEncoding, Rotary, ShiftedLearned
 from helpers.seeding import generator
@@ -180,9 +181,10 @@ def test_divergence_is_raised_or_reported(threads: int) -> None:
 
 
 def test_an_error_in_one_part_stops_the_others(threads: int) -> None:
-    stopped = []
+    stopped, start = [], Barrier(threads)
 
     def work(part: TransformerBatch, stop: Event) -> None:
+        start.wait(timeout=60)
         if part.models[0].seed == 0:
             raise RuntimeError("no more")
         stopped.append(stop.wait(timeout=60))
@@ -190,6 +192,23 @@ def test_an_error_in_one_part_stops_the_others(threads: int) -> None:
     with pytest.raises(RuntimeError, match="no more"):
         in_parts(TransformerBatch(seeds(0, 1, 2)), work)
     assert stopped == [True] * (threads - 1)
+
+
+@pytest.mark.parametrize("most", [None, 1, 2, 3, 100])
+def test_parts_are_bounded_even_and_in_order(threads: int, most: int | None) -> None:
+    batch, names = TransformerBatch(seeds(*range(7))), torch.arange(7)
+
+    def work(part: TransformerBatch, stop: Event, own: Tensor) -> list[int]:
+        assert [model.seed for model in part.models] == own.tolist()
+        assert torch.equal(part.parameters["0.up"], batch.parameters["0.up"][own])
+        return own.tolist()
+
+    parts = in_parts(batch, work, names, most=most)
+    assert [seed for part in parts for seed in part] == list(range(7))
+    sizes = {len(part) for part in parts}
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= (most or 7)
+    assert len(parts) == 7 or len(parts) % threads == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

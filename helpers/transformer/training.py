@@ -21,6 +21,8 @@ from helpers.transformer.parts import in_parts
 from helpers.transformer.settings import TransformerSettings
 from helpers.validation import require, require_choice, require_integer
 
+MAX_HIDDEN = 2**19  # numbers in the hidden layers of models that one core trains together: 2 MiB, about its cache
+
 
 @dataclass(frozen=True)
 class TransformerTraining:
@@ -165,7 +167,9 @@ def train_transformers(
     wanted = batch.settings.vocab_size
     require(training.task.vocab_size == wanted, "task.vocab_size", training.task.vocab_size, f"the models' {wanted}")
     batch.require_length(training.train_length)
-    parts = in_parts(batch, lambda part, stop: train_part(part, training, stop))
+    hidden = training.batch_size * training.train_length * batch.settings.mlp_ratio * batch.settings.width
+    most = max(1, MAX_HIDDEN // hidden)
+    parts = in_parts(batch, lambda part, stop: train_part(part, training, stop), most=most)
     parameters = {name: torch.cat([part.batch.parameters[name] for part in parts]) for name in batch.parameters}
     return TrainedTransformers(
         TransformerBatch(models, batch.device, dtype, parameters),
