@@ -157,6 +157,15 @@ def _file(text: str) -> Callable[[Path], None]:
     return lambda book: Path("grid.yaml").write_text(text, encoding="utf-8") and None
 
 
+def _break_helpers(book: Path) -> None:
+    (book / "helpers").mkdir()
+    (book / "helpers/heads.py").write_text("x = = 1\n")
+    path = book / "book/tiny.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[2].source = "import helpers.heads"
+    nbformat.write(notebook, path)
+
+
 RUN, SWEEP = ["run", "tiny"], ["sweep", "tiny"]
 BAD: dict[str, tuple[list[str], int, str, Callable[[Path], None] | None]] = {
     "no such command": (["rum", "tiny"], 2, "No such command 'rum'", None),
@@ -244,6 +253,7 @@ BAD: dict[str, tuple[list[str], int, str, Callable[[Path], None] | None]] = {
         "rate must be float",
         _write(PRESETS_FILE, "[smoke.tiny]\nrate = '1'"),
     ),
+    "broken helpers": (RUN, 1, "helpers that tiny imports do not parse: invalid syntax (heads.py", _break_helpers),
     "runs is a file": ([*RUN, "--runs", "grid.yaml"], 1, "cannot write", _file("x")),
 }
 
@@ -348,6 +358,27 @@ def test_a_signal_ends_a_run_without_leftovers(book: Path, stop: int, status: in
     out, err = process.communicate(timeout=60)
     assert process.returncode == status
     assert (out, err.splitlines()) == ("", [f"error: {message}, the same command does the rest"] if message else [])
+    assert files(book / "runs") == {book / "runs/tiny"}
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_sweep_and_its_workers_leaves_nothing(book: Path, stop: int) -> None:
+    path = book / "book/tiny.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    marker = book / "started"
+    notebook.cells[2].source += f"\nopen({str(marker)!r}, 'a').write('x')\ntime.sleep(60)"
+    nbformat.write(notebook, path)
+    command = [COMMAND, "sweep", "tiny", "-p", "seed=0:4", "--jobs", "2"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not (marker.exists() and len(marker.read_text()) == 2) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, stop)  # as a terminal and a job scheduler do
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[stop]
+    assert (out, "Traceback" in err) == ("", False)
     assert files(book / "runs") == {book / "runs/tiny"}
 
 

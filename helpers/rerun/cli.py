@@ -385,13 +385,15 @@ def _carry_out(
     from helpers.rerun.runs import FAILED, FINISHED, KEPT
 
     changed = {run.name: book.changed_words(run.chapter, run.parameters) for run in plan.runs}
+    remarks = plan.remarks + book.cost(plan, preset)
     if dry_run:
+        _remark([] if quiet else remarks)
         rows = [{"run": run.name, "parameters": changed[run.name]} for run in plan.runs]
         print(_json(rows) if as_json else _table(rows))
         return 0
     outcomes = {}
     with progress.reporter(len(plan.runs), quiet) as report:
-        for remark in plan.remarks + book.cost(plan, preset):
+        for remark in remarks:
             report.note(remark)
         backend = spread.choose(jobs, dask, report.cell)
 
@@ -414,6 +416,7 @@ def _carry_out(
                 "status": outcome.status,
                 "seconds": outcome.seconds,
                 "error": outcome.error,
+                "again": outcome.again,
                 "parameters": outcome.run.parameters,
             }
             for outcome in ordered

@@ -94,7 +94,7 @@ def reachable_files(code: Iterable[str], root: Path) -> list[str]:
             if path.suffix == ".py":
                 # A relative import counts its dots from the package the module lives in.
                 location = list(path.relative_to(root).parent.parts)
-                todo |= _imported_rooms(ast.parse(path.read_text(encoding="utf-8")), location) - rooms
+                todo |= _imported_rooms(ast.parse(path.read_text(encoding="utf-8"), str(path)), location) - rooms
     return sorted(path.relative_to(root).as_posix() for path in files)
 
 
@@ -156,7 +156,7 @@ def _cell_dump(cell: str) -> str:
 def _file_hash(path: Path) -> str:
     if path.suffix != ".py":
         return hashlib.sha256(path.read_bytes()).hexdigest()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
             ast.get_docstring(node, clean=False) is not None

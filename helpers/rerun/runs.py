@@ -63,6 +63,10 @@ class Run:
         """Where the run's results live."""
         return self.runs / self.chapter / self.id
 
+    def beside(self, ending: str) -> Path:
+        """A hidden place beside the run's folder."""
+        return self.folder.with_name(f".{self.id}.{ending}")
+
     @property
     def notebook(self) -> Path:
         """The chapter that is run."""
@@ -125,7 +129,10 @@ def changes(manifest: Mapping, record: Mapping[str, str]) -> str:
 
 def record_of(root: Path, chapter: str) -> dict[str, str]:
     """Return the execution record that a run of a chapter would get now."""
-    return current_record(read_plain(chapter_file(root, chapter)), root)
+    try:
+        return current_record(read_plain(chapter_file(root, chapter)), root)
+    except SyntaxError as error:
+        raise RunError(f"the helpers that {chapter} imports do not parse: {error}") from None
 
 
 def chapter_file(root: Path, chapter: str) -> Path:
@@ -147,29 +154,38 @@ def perform(
     record = record_of(run.root, run.chapter)
     if state(run, record)[0]:
         return Outcome(run, KEPT)
-    hidden = run.folder.with_name(f".{run.id}.tmp")
-    replaced = run.folder.with_name(f".{run.id}.old")
     try:
-        with _locked(run.folder.with_name(f".{run.id}.lock"), wait) as mine:
+        with _locked(run.beside("lock"), wait) as mine:
             if not mine:
                 return Outcome(run, BUSY)
-            for leftover in (hidden, replaced):
-                shutil.rmtree(leftover, ignore_errors=True)
+            _remove_leftovers(run)
             finished, again = state(run, record)
             if finished:
                 return Outcome(run, KEPT)
             try:
-                hidden.mkdir()
-                outcome = _execute(run, record, hidden, threads, on_cell, again)
+                run.beside("tmp").mkdir()
+                outcome = _execute(run, record, run.beside("tmp"), threads, on_cell, again)
                 if run.folder.exists():
-                    run.folder.rename(replaced)
-                hidden.rename(run.folder)
+                    run.folder.rename(run.beside("old"))
+                run.beside("tmp").rename(run.folder)
             finally:
-                for leftover in (hidden, replaced):
-                    shutil.rmtree(leftover, ignore_errors=True)
+                _remove_leftovers(run)
             return outcome
     except OSError as error:
         raise RunError(f"cannot write {run.folder}: {error.strerror or first_line(str(error))}") from error
+
+
+def clear(run: Run) -> None:
+    """Remove what a killed process has left of a run, unless another process is at it."""
+    if run.beside("lock").exists():
+        with _locked(run.beside("lock"), wait=False) as mine:
+            if mine:
+                _remove_leftovers(run)
+
+
+def _remove_leftovers(run: Run) -> None:
+    for leftover in ("tmp", "old"):
+        shutil.rmtree(run.beside(leftover), ignore_errors=True)
 
 
 def _execute(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helpers.rerun.errors import REST, RequestError, RunError, first_line
-from helpers.rerun.runs import BUSY, KEPT, Outcome, Run, perform, record_of, state
+from helpers.rerun.runs import BUSY, KEPT, Outcome, Run, clear, perform, record_of, state
 
 if TYPE_CHECKING:
     import distributed
@@ -88,6 +88,9 @@ def processes(jobs: int) -> Backend:
             raise RunError(
                 f"a worker process was killed, perhaps for want of memory (fewer --jobs need less): {REST}"
             ) from None
+        finally:  # workers that were killed could not tidy up themselves
+            for run in runs:
+                clear(run)
 
     return backend
 
