@@ -18,7 +18,6 @@ from helpers.rerun import collect, diff, render
 from helpers.rerun.book import Book
 from helpers.rerun.cli import main
 from helpers.rerun.errors import RequestError, RunError
-from helpers.rerun.execute import main as execute_chapters
 
 WAVES = """\
 # Tiny waves
@@ -256,7 +255,9 @@ def test_diff_compares_with_the_committed_chapter(
     book: Book, tmp_path: Path, capsys: pytest.CaptureFixture[str], make_tiny_book: Callable[[Path], Path]
 ) -> None:
     root = make_tiny_book(tmp_path / "executed")
-    assert execute_chapters(["--root", str(root)]) == 0
+    assert main(["execute", "--check", "--root", str(root)]) == 1
+    assert main(["execute", "tiny", "--root", str(root)]) == 0
+    assert main(["execute", "--check", "--root", str(root)]) == 0
     here = Book.find(root)
     here.sweep("tiny", seed=[0, 1])
     same, other = sorted(

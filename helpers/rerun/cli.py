@@ -68,7 +68,7 @@ Parameters = Annotated[
     ),
 ]
 ParametersFile = Annotated[
-    Path | None, typer.Option("-f", "--file", help="Read parameters from a YAML or JSON file; -p goes before it.")
+    Path | None, typer.Option("-f", "--file", help="Read parameters from a YAML or JSON file; -p wins over it.")
 ]
 Preset = Annotated[str, typer.Option(help="Start from 'smoke', 'book' (the chapter's defaults) or 'paper'.")]
 Jobs = Annotated[int, typer.Option("-j", "--jobs", help="Spread over this many processes, one thread each.")]
