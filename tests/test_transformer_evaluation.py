@@ -246,7 +246,9 @@ def test_ablating_is_replacing_what_a_head_reads() -> None:
     before = record(batch, tokens, [place])[place]
     assert torch.equal(seen["read"][1], before[1])
     assert torch.equal(seen["read"][0, :, 1], before[0, :, 1])
-    torch.testing.assert_close(seen["read"][0, 3, 0], before[0, :, 0].mean(0))
+    torch.testing.assert_close(seen["read"][0, 3, 0], before[0, [0, 1, 2, 4, 5], 0].mean(0))
+    with pytest.raises(ValueError, match="two or more to replace a head by its mean"):
+        batch(tokens[:, :1], hooks=hooks)
     assert ablation(torch.zeros_like(gone)) == {}
 
 

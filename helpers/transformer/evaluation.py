@@ -16,7 +16,7 @@ from helpers.transformer.settings import TransformerSettings
 from helpers.transformer.training import TrainedTransformers
 from helpers.validation import require_integer
 
-MAX_TOKENS = 2**14  # tokens a model reads at once
+MAX_TOKENS = 2**13  # tokens a model reads at once
 
 
 @dataclass(frozen=True)

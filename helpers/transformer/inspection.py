@@ -255,15 +255,22 @@ def shift_deviations(
 
 
 def ablation(removed: Bool[Tensor, "models layers heads"], replacement: str = "mean") -> Hooks:
-    """Hooks that take out what the heads in ``removed`` read: by 0, or by its mean over the sequences of the batch."""
+    """Hooks that take out what the heads in ``removed`` read: by 0, or by its mean over the other sequences.
+
+    The sequence itself is left out of the mean, or a share of what the head says of it would remain. ``mean`` needs two
+    sequences in a batch.
+    """
     require_choice("replacement", replacement, REPLACEMENTS)
 
     def without(layer: int) -> Callable[[Tensor], Tensor]:
         gone = removed[:, None, layer, :, None, None]
 
         def change(read: Tensor) -> Tensor:
-            other = read.mean(1, keepdim=True) if replacement == "mean" else torch.zeros_like(read)
-            return torch.where(gone.to(read.device), other, read)
+            if replacement == "zero":
+                return read.masked_fill(gone.to(read.device), 0)
+            size = read.shape[1]
+            require(size > 1, "sequences in a batch", size, "two or more to replace a head by its mean")
+            return torch.where(gone.to(read.device), (read.sum(1, keepdim=True) - read) / (size - 1), read)
 
         return change
 
